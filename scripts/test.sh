@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Runs the test suite: scripts/test.sh [arguments of pytest]
+#
+# Makes a virtual environment in .venv/ first if there is none; see CONTRIBUTING.md
+# for the variables PYTHON and MSG_VENV. Five minutes at most on two cores.
+set -euo pipefail
+# shellcheck source=scripts/_venv.sh
+source "$(dirname "${BASH_SOURCE[0]}")/_venv.sh"
+show_help "$0" "${1-}"
+
+ensure_venv test
+cd "$ROOT"
+exec "$VENV_PYTHON" -m pytest "$@"
