@@ -88,13 +88,18 @@ def _scaled(size: int, scale: float, least: int = 1) -> int:
 
 
 def chain(length: int, scale: float = 1.0) -> Workload:
-    """`length` times `tf.tanh` on a tensor of 1 MiB: one activation is the unit."""
+    """`length` times `tf.tanh` on a tensor of 1 MiB: one activation is the unit.
+
+    Every tenth is in the collection "checkpoints".
+    """
     x = tf.Variable(tf.random.stateless_normal([512, _scaled(512, scale)], seed=[1, 2]))
 
     def loss(shift: tf.Tensor) -> tf.Tensor:
         y = x + shift
-        for _ in range(length):
+        for i in range(1, length + 1):
             y = tf.tanh(y)
+            if i % 10 == 0:
+                tf.compat.v1.add_to_collection("checkpoints", y)
         return tf.reduce_sum(y)
 
     # The shift is fed, or a graph without inputs would be folded to a constant.

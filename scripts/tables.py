@@ -1,0 +1,40 @@
+"""A plain table for the terminal, from rows that are dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["table"]
+
+Column = tuple[str, Callable[[Mapping[str, Any]], Any]]
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Aligned text: words to the left, whatever starts with a digit to the right.
+
+    Args:
+        columns: Pairs of a head and a function of the row; None is shown as "-".
+        rows: One dictionary a line.
+    """
+    heads = [head for head, _ in columns]
+    body = [[_text(value(row)) for _, value in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
+    to_right = [
+        all(row[i][0].isdigit() or row[i] == "-" for row in body)
+        for i in range(len(heads))
+    ]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, to_right, strict=True)
+        )
+        return "  ".join(aligned).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([line(heads), rule, *(line(row) for row in body)])
