@@ -1,0 +1,45 @@
+"""Everything that `mem_util` raises on purpose, each class also a builtin type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = [
+    "MemUtilError",
+    "NoMemoryDataError",
+    "NotReplayableError",
+    "ProfilerError",
+    "TraceFileError",
+]
+
+
+class MemUtilError(Exception):
+    """The root of the hierarchy: catch it to catch all of them."""
+
+
+class NoMemoryDataError(MemUtilError, LookupError):
+    """No allocation was recorded, where 0 bytes would be a wrong answer."""
+
+    def __str__(self) -> str:
+        """The message alone: `KeyError`-like quoting would make it unreadable."""
+        return str(self.args[0]) if self.args else ""
+
+
+class TraceFileError(MemUtilError, ValueError):
+    """A file that is missing, cut short, or of another kind than it should be."""
+
+
+class ProfilerError(MemUtilError, RuntimeError):
+    """The profiler did not start or left nothing behind."""
+
+
+class NotReplayableError(MemUtilError, TypeError):
+    """A function that cannot be run once more as the graph of a v1 session."""
+
+
+def shortened(names: Iterable[str], limit: int = 5) -> str:
+    """Joins names for a message, cut after `limit` of them with a count of the rest."""
+    listed = list(names)
+    rest = len(listed) - limit
+    text = ", ".join(listed[:limit])
+    return f"{text} and {rest} more" if rest > 0 else text

@@ -1,0 +1,208 @@
+"""Peak memory of any TensorFlow code: eager, `tf.function`, `fit`.
+
+Three ways, from the cheapest; `measure` takes the first that has an answer and says
+which one it was, per device.
+
+1. *Allocator*: the counters of the allocators (`mem_util.allocator`), free and exact,
+   but blind to small tensors on the CPU and unable to tell logical CPUs apart.
+2. *Replay*: where the counters saw nothing, the function is run once more as the graph
+   of a v1 session, on copies of its variables; a session records every allocation,
+   however small (`mem_util.replay`). `tf.function` must be able to trace the function.
+3. Otherwise the device is in `missing` with the reason. 0 is never a peak.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mem_util.allocator import (
+    SMALL_CPU_ALLOCATIONS,
+    Counters,
+    read_counters,
+)
+from mem_util.errors import NotReplayableError
+from mem_util.records import format_bytes
+from mem_util.trace_data import PeakBytes, Trace
+
+__all__ = ["Measurement", "combine", "measure"]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one call of a function took.
+
+    Attributes:
+        peak_bytes: most bytes alive at once during the call, by short device name,
+            resting memory (weights, optimizer slots, inputs) included. A device without
+            an answer raises a `KeyError` with the reason; 0 is never an answer.
+        resting_bytes: alive just before the call.
+        seconds: wall time of the call.
+        how: device to how its peak was measured.
+        not_counted: what the figures leave out, in words.
+        missing: device to the reason why it has no peak.
+    """
+
+    peak_bytes: PeakBytes
+    resting_bytes: Mapping[str, int]
+    seconds: float
+    how: Mapping[str, str]
+    not_counted: tuple[str, ...]
+    missing: Mapping[str, str]
+
+    @property
+    def above_rest_bytes(self) -> PeakBytes:
+        """What the call itself needed on each device: peak minus rest, in bytes."""
+        rests = self.resting_bytes
+        above = {name: peak - rests[name] for name, peak in self.peak_bytes.items()}
+        return PeakBytes(above, self.missing)
+
+    def summary(self) -> str:
+        """The figures as text, one line a device."""
+        lines = [f"{self.seconds:.4g} s"]
+        for name, peak in self.peak_bytes.items():
+            rest = self.resting_bytes[name]
+            lines.append(
+                f"{name}: peak {format_bytes(peak)}, of it {format_bytes(peak - rest)} "
+                f"above the rest of {format_bytes(rest)} ({self.how[name]})"
+            )
+        lines += [f"{name}: unknown, {why}" for name, why in self.missing.items()]
+        if self.not_counted:
+            lines.append(f"Not counted: {'; '.join(self.not_counted)}.")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        """The summary."""
+        return self.summary()
+
+
+def measure(
+    fn: Callable[..., Any],
+    *args: Any,
+    warm_ups: int = 1,
+    replayable: bool = True,
+    **kwargs: Any,
+) -> Measurement:
+    """Calls a function and measures the peak of its memory.
+
+    Args:
+        fn: what to call: a `tf.function`, a function of eager ops, `model.fit`.
+        *args: its arguments.
+        warm_ups: calls before the measured one, so that tracing, compiling and the
+            making of variables are not measured. 0 if a second call would be wrong.
+        replayable: whether `fn` may be run once more, on copies of its variables, where
+            the counters see nothing. Python side effects in it then happen again.
+        **kwargs: its arguments by name.
+
+    Returns:
+        The measurement.
+
+    Example:
+        >>> import mem_util, tensorflow as tf
+        >>> x = tf.random.normal([1000, 1000])
+        >>> taken = mem_util.measure(lambda: tf.reduce_sum(tf.tanh(x)))
+        >>> taken.above_rest_bytes["/cpu:0"] >= 4_000_000
+        True
+    """
+    for _ in range(warm_ups):
+        fn(*args, **kwargs)
+    gc.collect()
+    _wait()
+    read_counters(reset=True)
+    before = read_counters()
+    start = time.perf_counter()
+    result = fn(*args, **kwargs)
+    _wait()
+    seconds = time.perf_counter() - start
+    after = read_counters()
+    del result
+    taken = combine(before, after, seconds)
+    if not replayable or not _needs_replay(taken, after):
+        return taken
+    return _replayed(taken, fn, args, kwargs)
+
+
+def combine(before: Counters, after: Counters, seconds: float) -> Measurement:
+    """Makes a measurement of the counters before and after; zeros become reasons."""
+    peaks, missing = {}, dict(after.missing)
+    not_counted = []
+    for name, counter in after.devices.items():
+        rest = before.devices[name].current_bytes
+        if name == "/cpu:0":
+            not_counted.append(SMALL_CPU_ALLOCATIONS)
+        if counter.peak_bytes <= rest:
+            missing[name] = (
+                "the allocator's statistics saw no allocation; on the CPU they omit "
+                "those under 256 KiB"
+            )
+            continue
+        peaks[name] = counter.peak_bytes
+    how = dict.fromkeys(peaks, "statistics of the allocator")
+    if after.pooled and "/cpu:0" in how:
+        how["/cpu:0"] += f", all of {', '.join(after.pooled)} in one pool"
+    rests = {name: c.current_bytes for name, c in before.devices.items()}
+    return Measurement(
+        PeakBytes(peaks, missing), rests, seconds, how, tuple(not_counted), missing
+    )
+
+
+def _wait() -> None:
+    """Waits for kernels that are still under way on other devices."""
+    import tensorflow as tf
+
+    tf.test.experimental.sync_devices()
+
+
+def _needs_replay(taken: Measurement, after: Counters) -> bool:
+    """Whether a CPU has no peak, or shares one with other logical CPUs."""
+    return bool(after.pooled) or any(name.startswith("/cpu") for name in taken.missing)
+
+
+def _replayed(
+    taken: Measurement,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Measurement:
+    """Fills the gaps of a measurement from the allocation records of a session."""
+    from mem_util.replay import replay
+
+    try:
+        traced = replay(fn, *args, **kwargs)
+    except NotReplayableError as error:
+        why = f"; and it cannot be replayed in a v1 session: {error}"
+        missing = {name: reason + why for name, reason in taken.missing.items()}
+        return _with(taken, dict(taken.peak_bytes), dict(taken.how), missing)
+    return _merge(taken, traced)
+
+
+def _merge(taken: Measurement, traced: Trace) -> Measurement:
+    """Takes CPU devices from a replay and the others from the counters."""
+    peaks, how = dict(taken.peak_bytes), dict(taken.how)
+    missing = dict(taken.missing)
+    for name, line in traced.timelines.items():
+        if not name.startswith("/cpu"):
+            continue
+        # The counters' rest, if any, is the pool's: it says nothing of one CPU of many.
+        rest = taken.resting_bytes.get(name, 0)
+        peaks[name] = rest + line.peak_bytes
+        how[name] = f"replayed: {traced.source}"
+        missing.pop(name, None)
+    for name in [name for name in missing if name in traced.missing]:
+        missing[name] += f"; replayed in a v1 session, {traced.missing[name]}"
+    return _with(taken, peaks, how, missing)
+
+
+def _with(
+    taken: Measurement,
+    peaks: dict[str, int],
+    how: dict[str, str],
+    missing: dict[str, str],
+) -> Measurement:
+    rests = {name: taken.resting_bytes.get(name, 0) for name in {**peaks, **missing}}
+    return Measurement(
+        PeakBytes(peaks, missing), rests, taken.seconds, how, taken.not_counted, missing
+    )

@@ -1,0 +1,104 @@
+"""Peak and timeline of a step of a v1 session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mem_util.errors import NoMemoryDataError
+from mem_util.run_metadata import read_run_metadata
+from mem_util.trace_data import PeakBytes, Trace
+
+__all__ = ["peak_memory", "plot_memory_timeline", "trace_session"]
+
+
+def peak_memory(run_metadata: Any) -> PeakBytes:
+    """Most bytes that a step of a v1 session had allocated at once, by device.
+
+    Weights, and whatever else was there before the step, are not counted.
+
+    Args:
+        run_metadata: the `RunMetadata` of a `session.run` with `FULL_TRACE`.
+
+    Returns:
+        Such as `{"/cpu:0": 21000000}`, in bytes. Asking it for a device that has no
+        data raises a `KeyError` that says why; 0 is never given as a peak.
+
+    Raises:
+        NoMemoryDataError: there are no allocations on any device.
+
+    Example:
+        >>> from google.protobuf import text_format
+        >>> import tensorflow as tf
+        >>> metadata = text_format.Parse('''
+        ...     step_stats { dev_stats { device: "/job:a/task:0/device:CPU:0"
+        ...         node_stats { node_name: "x" all_start_micros: 1 memory {
+        ...             allocation_records { alloc_micros: 5 alloc_bytes: 64 }
+        ...             allocation_records { alloc_micros: 9 alloc_bytes: -64 } } } } }
+        ... ''', tf.compat.v1.RunMetadata())
+        >>> peak_memory(metadata)
+        {'/cpu:0': 64}
+    """
+    peaks = read_run_metadata(run_metadata).peak_bytes
+    if not peaks:
+        raise NoMemoryDataError(
+            "`mem_util.peak_memory`: expected allocation records, but got "
+            f"{_why(peaks.missing)}. Pass "
+            "`options=tf.compat.v1.RunOptions(trace_level=RunOptions.FULL_TRACE)` "
+            "together with `run_metadata=` to `session.run`."
+        )
+    return peaks
+
+
+def _why(missing: dict[str, str]) -> str:
+    if not missing:
+        return "empty step stats"
+    return "; ".join(f"none for {name} ({why})" for name, why in missing.items())
+
+
+def trace_session(session: Any, fetches: Any, feed_dict: Any = None) -> Trace:
+    """Runs fetches once with full tracing and reads what was recorded.
+
+    Args:
+        session: a `tf.compat.v1.Session`.
+        fetches: as for `session.run`.
+        feed_dict: as for `session.run`.
+
+    Returns:
+        The trace of this run.
+    """
+    import tensorflow as tf
+
+    options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
+    run_metadata = tf.compat.v1.RunMetadata()
+    session.run(fetches, feed_dict, options=options, run_metadata=run_metadata)
+    return read_run_metadata(run_metadata)
+
+
+def plot_memory_timeline(
+    path: str, session: Any, fetches: Any, feed_dict: Any = None
+) -> Trace:
+    """Runs fetches once with full tracing; writes a Chrome trace and a picture of it.
+
+    Args:
+        path: of the Chrome trace (".json", opens in Perfetto and chrome://tracing); the
+            picture is put beside it with the suffix ".png". Either suffix, or none, may
+            be given.
+        session: a `tf.compat.v1.Session`.
+        fetches: as for `session.run`. An op that is only grouped may be pruned: fetch
+            the tensors.
+        feed_dict: as for `session.run`.
+
+    Returns:
+        The trace that was drawn.
+
+    Raises:
+        NoMemoryDataError: there are neither allocations nor op times to draw.
+    """
+    traced = trace_session(session, fetches, feed_dict)
+    stem = Path(path)
+    if stem.suffix in {".json", ".png"}:
+        stem = stem.with_suffix("")
+    traced.save_json(stem.parent / f"{stem.name}.json")
+    traced.save_png(stem.parent / f"{stem.name}.png")
+    return traced
