@@ -246,7 +246,7 @@ def bench_building(options: argparse.Namespace) -> list[Row]:
 # ---- tables
 
 
-def _megabytes(count: float | None) -> str | None:
+def _mebibytes(count: float | None) -> str | None:
     return None if count is None else f"{count / 2**20:.1f}"
 
 
@@ -265,10 +265,10 @@ def _percent(value: float | None) -> str | None:
 MODEL_COLUMNS = [
     ("model", lambda row: row["model"]),
     ("mode", lambda row: row["mode"] + (" (XLA)" if row["jit"] else "")),
-    ("peak MB", lambda row: _megabytes(row["peak_bytes"]["most"])),
+    ("peak MiB", lambda row: _mebibytes(row["peak_bytes"]["most"])),
     ("of stock", lambda row: _factor(row.get("peak_of_stock"))),
     ("time of stock", lambda row: _spread(row.get("time_of_stock"))),
-    ("predicted MB", lambda row: _megabytes(row.get("predicted_bytes"))),
+    ("predicted MiB", lambda row: _mebibytes(row.get("predicted_bytes"))),
     ("measured/predicted", lambda row: _factor(row.get("of_predicted"))),
     ("extra", lambda row: _percent(row.get("extra_fraction"))),
     ("building s", lambda row: f"{row['building_seconds']:.2f}"),
@@ -278,9 +278,9 @@ CHAIN_COLUMNS = [
     ("chain", lambda row: row["model"]),
     ("mode", lambda row: row["mode"] + (" (XLA)" if row["jit"] else "")),
     ("threads", lambda row: row["threads"]),
-    ("worst peak MB", lambda row: _megabytes(row["peak_bytes"]["most"])),
-    ("predicted MB", lambda row: _megabytes(row["predicted_bytes"])),
-    ("v1 session MB", lambda row: _megabytes(row["session_peak_bytes"])),
+    ("worst peak MiB", lambda row: _mebibytes(row["peak_bytes"]["most"])),
+    ("predicted MiB", lambda row: _mebibytes(row["predicted_bytes"])),
+    ("v1 session MiB", lambda row: _mebibytes(row["session_peak_bytes"])),
 ]
 BUILDING_COLUMNS = [
     ("ops", lambda row: row["ops"]),
