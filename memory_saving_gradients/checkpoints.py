@@ -1,0 +1,106 @@
+"""The `checkpoints=` argument, parsed once at the edge into frozen values.
+
+Beyond this module nobody compares strings or asks what kind of thing the user gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from memory_saving_gradients.errors import CheckpointError
+
+__all__ = ["COLLECTION", "Auto", "Checkpoints", "Collection", "Keep", "Where", "parse"]
+
+COLLECTION = "checkpoints"
+"""The graph collection that `checkpoints="collection"` reads."""
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Let a strategy choose.
+
+    Attributes:
+        mode: Its name in `planners.PLANNERS`.
+    """
+
+    mode: str
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Keep exactly these.
+
+    Attributes:
+        tensors: Tensors, anything with a graph tensor in it, or tensor names.
+        origin: What to call them in messages.
+    """
+
+    tensors: tuple[Any, ...]
+    origin: str = "`checkpoints`"
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Keep what the graph's collection holds."""
+
+    name: str = COLLECTION
+
+
+@dataclass(frozen=True)
+class Where:
+    """Keep the tensors for which the user's function says True.
+
+    Attributes:
+        predicate: From a `tf.Tensor` to bool.
+    """
+
+    predicate: Callable[[Any], bool]
+
+
+Checkpoints = Auto | Keep | Collection | Where
+
+_CHOICES = (
+    '"memory", "speed", "collection", a list of tensors or of tensor names, '
+    "or a function of a `tf.Tensor` that returns a bool"
+)
+
+
+def parse(value: Any, modes: Iterable[str]) -> Checkpoints:
+    """Turns what the user gave into one of the kinds above.
+
+    Args:
+        value: The `checkpoints=` argument.
+        modes: The names of the automatic strategies.
+
+    Returns:
+        The parsed value.
+
+    Raises:
+        CheckpointError: It is none of the things that `checkpoints` may be.
+    """
+    if isinstance(value, Auto | Keep | Collection | Where):
+        return value
+    if isinstance(value, str):
+        if value == "collection":
+            return Collection()
+        if value in modes:
+            return Auto(value)
+        raise CheckpointError(
+            f"`memory_saving_gradients.gradients`: `checkpoints` must be {_CHOICES}, "
+            f"but got the string {value!r}. A single tensor name goes into a list. "
+            "If it was meant as the name of the gradient ops, pass `name=...`: the "
+            "fourth positional argument of `tf.gradients` is `name`, here it is "
+            "`checkpoints`."
+        )
+    if hasattr(value, "op") and hasattr(value, "dtype"):
+        return Keep((value,))
+    if callable(value):
+        return Where(value)
+    if isinstance(value, Iterable) and not isinstance(value, bytes):
+        return Keep(tuple(value))
+    raise CheckpointError(
+        f"`memory_saving_gradients.gradients`: `checkpoints` must be {_CHOICES}, but "
+        f"got {value!r} of type {type(value).__name__}."
+    )

@@ -1,0 +1,55 @@
+"""Everything that `memory_saving_gradients` raises on purpose.
+
+Each class is also a builtin type, so that code which knows nothing of this library
+(`except ValueError:`) still catches what it expects to catch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = [
+    "CheckpointError",
+    "EagerExecutionError",
+    "IllegalGraphError",
+    "MemorySavingGradientsError",
+    "UnknownCheckpointNameError",
+    "UnsupportedTensorFlowError",
+    "VerificationUnavailableError",
+]
+
+
+class MemorySavingGradientsError(Exception):
+    """The root of the hierarchy: catch it to catch all of them."""
+
+
+class CheckpointError(MemorySavingGradientsError, ValueError):
+    """A `checkpoints=` argument from which no plan can be made."""
+
+
+class UnknownCheckpointNameError(CheckpointError, LookupError):
+    """A checkpoint was given by a name that no tensor of the graph has."""
+
+
+class EagerExecutionError(MemorySavingGradientsError, RuntimeError):
+    """A graph rewrite was asked for where there is no graph to rewrite."""
+
+
+class VerificationUnavailableError(MemorySavingGradientsError, NotImplementedError):
+    """`verify=True` was asked for where run-time assertions do not exist."""
+
+
+class UnsupportedTensorFlowError(MemorySavingGradientsError, ImportError):
+    """TensorFlow is missing, too old, or no longer has what the library relies on."""
+
+
+class IllegalGraphError(MemorySavingGradientsError, ValueError):
+    """Plain data that is not a training graph (see `graph.check`)."""
+
+
+def shortened(names: Iterable[str], limit: int = 5) -> str:
+    """Joins names for a message, cut after `limit` of them with a count of the rest."""
+    listed = list(names)
+    text = ", ".join(listed[:limit])
+    rest = len(listed) - limit
+    return f"{text} and {rest} more" if rest > 0 else text

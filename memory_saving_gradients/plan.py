@@ -1,0 +1,74 @@
+"""The record of one rewritten gradient: what the user gets to see."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from memory_saving_gradients.schedule import Schedule
+from memory_saving_gradients.simulate import Timeline
+from memory_saving_gradients.tf_read import Reading
+
+__all__ = ["Plan", "last_plan", "remember"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is kept, what is recomputed, and what that costs.
+
+    Attributes:
+        strategy: The `checkpoints=` argument in words.
+        kept: Names of the kept tensors, in graph order. Given back as a list, they make
+            the same plan again.
+        recomputed: Names of the recomputed ops, in graph order; empty if the graph
+            was left as TensorFlow made it.
+        stock_peak_bytes: Simulated peak of the untouched graph, in bytes above rest:
+            activations and gradients, without variables and optimizer slots.
+        predicted_peak_bytes: Simulated peak of the rewired graph, likewise.
+        extra_seconds: Estimated time of the recomputation in one step, in seconds.
+        extra_fraction: The same as a fraction of the forward and backward work.
+        planning_seconds: How long reading, planning and rewriting took, in seconds.
+        reason: Why the graph was left as it was, or "".
+        xla: Whether the graph is compiled by XLA, which schedules for itself.
+        stock: The simulated run of the untouched graph.
+        timeline: The simulated run of the rewired graph.
+        schedule: The order of the backward pass.
+    """
+
+    strategy: str
+    kept: tuple[str, ...]
+    recomputed: tuple[str, ...]
+    stock_peak_bytes: int
+    predicted_peak_bytes: int
+    extra_seconds: float
+    extra_fraction: float
+    planning_seconds: float
+    reason: str
+    xla: bool
+    stock: Timeline = field(repr=False)
+    timeline: Timeline = field(repr=False)
+    schedule: Schedule = field(repr=False)
+    reading: Reading = field(repr=False, compare=False)
+
+    def summary(self) -> str:
+        """The plan as a text of a screenful (see `report`)."""
+        # Imported late: `report` stands above this module.
+        from memory_saving_gradients.report import summary
+
+        return summary(self)
+
+    def __str__(self) -> str:
+        return self.summary()
+
+
+_newest = threading.local()
+
+
+def remember(plan: Plan) -> None:
+    """Makes `plan` the one that `last_plan` returns in this thread."""
+    _newest.plan = plan
+
+
+def last_plan() -> Plan | None:
+    """The plan of the newest gradient that this thread rewrote, None if there is none."""
+    return getattr(_newest, "plan", None)

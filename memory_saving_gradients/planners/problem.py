@@ -1,0 +1,79 @@
+"""What a planner is given, and what all planners need to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from memory_saving_gradients.buffers import Buffers
+from memory_saving_gradients.simulate import simulate_stock
+
+__all__ = ["Problem"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A planning problem.
+
+    Attributes:
+        buffers: The graph, its forward ops in running order, its backward ops in the
+            order that will be enforced.
+        forced: Tensors that must be kept, whatever else is: no question for a planner.
+    """
+
+    buffers: Buffers
+    forced: frozenset[int] = frozenset()
+
+    @cached_property
+    def stock_peak_bytes(self) -> int:
+        """The simulated peak of the untouched graph."""
+        return simulate_stock(self.buffers).peak_bytes
+
+    @cached_property
+    def small_bytes(self) -> int:
+        """Tensors up to this size are always kept: they move no peak."""
+        return self.stock_peak_bytes // 4000
+
+    @cached_property
+    def useful(self) -> list[int]:
+        """Positions of the forward ops on which some residual depends, ascending."""
+        buffers = self.buffers
+        wanted = set(buffers.residuals)
+        found = []
+        for position in range(len(buffers.forward) - 1, -1, -1):
+            op = buffers.forward[position]
+            if wanted.intersection(buffers.makes[op]):
+                found.append(position)
+                wanted.update(buffers.reads[op])
+        return found[::-1]
+
+    @cached_property
+    def candidates(self) -> list[int]:
+        """Tensors whose keeping is a question: made by an op that may be recomputed,
+        needed by a residual or one themselves, and not small; in running order."""
+        buffers = self.buffers
+        return [
+            tensor
+            for position in self.useful
+            for tensor in buffers.makes[buffers.forward[position]]
+            if buffers.size[tensor] > self.small_bytes
+            and buffers.pinned(tensor) is None
+            and tensor not in buffers.endless
+            and tensor not in self.forced
+        ]
+
+    @cached_property
+    def always_kept(self) -> frozenset[int]:
+        """What must be kept, and small tensors that the backward pass may want."""
+        buffers = self.buffers
+        return self.forced.union(
+            tensor
+            for position in self.useful
+            for tensor in buffers.makes[buffers.forward[position]]
+            if buffers.size[tensor] <= self.small_bytes
+        )
+
+    @cached_property
+    def everything(self) -> frozenset[int]:
+        """The selection under which nothing is recomputed."""
+        return self.always_kept.union(self.candidates)

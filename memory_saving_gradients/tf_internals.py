@@ -1,0 +1,147 @@
+"""The only file that touches TensorFlow's private names, each with its reason.
+
+Everything is bound once, at import. So no order of patching can make this library call
+itself, and a TensorFlow that drops one of these names fails here, at import, with the
+name in the message (`test/test_tf_internals.py`) rather than in the middle of a graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients.errors import UnsupportedTensorFlowError
+
+__all__ = [
+    "add_control_input",
+    "copy_op",
+    "creation_scope",
+    "drop_control_inputs",
+    "forward_op_of",
+    "gradients_helper",
+    "in_control_flow_v1",
+    "in_xla",
+    "is_stateful",
+    "unique_name",
+    "update_input",
+]
+
+
+def _bind(module: str, *attributes: str) -> Any:
+    """Looks a private name up; a TensorFlow without it is named in the error."""
+    found: Any = importlib.import_module(module)
+    for attribute in attributes:
+        found = getattr(found, attribute, None)
+        if found is None:
+            raise UnsupportedTensorFlowError(
+                f"`memory_saving_gradients`: TensorFlow {tf.__version__} no longer has "
+                f"`{module}.{'.'.join(attributes)}`, which rewriting a graph needs. "
+                "Install a TensorFlow version that the README lists."
+            )
+    return found
+
+
+# The function behind `tf.gradients` in TensorFlow 1 and 2. The public ones are often
+# the very names that a script assigns `gradients_memory` to: going through them would
+# call ourselves.
+gradients_helper = _bind("tensorflow.python.ops.gradients_util", "_GradientsHelper")
+
+# Says at trace time whether a graph is being built for XLA: `jit_compile=True` leaves
+# no other mark until compilation.
+in_xla = _bind("tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext")
+
+# Operations are copied with the attributes of their NodeDef; the public
+# `Graph.create_op` is deprecated and re-derives what is known, at five times the time.
+_from_node_def = _bind("tensorflow.python.framework.ops", "Operation", "from_node_def")
+_bind("tensorflow.python.framework.ops", "Graph", "_create_op_helper")
+
+# The rewiring itself. There is no public way to change an edge of a graph.
+_bind("tensorflow.python.framework.ops", "Operation", "_update_input")
+_bind("tensorflow.python.framework.ops", "Operation", "_add_control_input")
+_bind("tensorflow.python.framework.ops", "Operation", "_remove_all_control_inputs")
+# Whether the registry says that an op has state or side effects.
+_bind("tensorflow.python.framework.ops", "Operation", "_is_stateful")
+
+
+def is_stateful(op: tf.Operation) -> bool:
+    """Whether the registry says that ops of this type have state or side effects."""
+    return bool(op._is_stateful)
+
+
+def forward_op_of(op: tf.Operation) -> tf.Operation | None:
+    """The op whose gradient a backward op belongs to (set by TensorFlow's autodiff)."""
+    return getattr(op, "_original_op", None)
+
+
+def in_control_flow_v1(op: tf.Operation) -> bool:
+    """Whether the op stands inside a TensorFlow 1 loop or branch."""
+    return op._get_control_flow_context() is not None
+
+
+def unique_name(graph: tf.Graph, name: str) -> str:
+    """A name of its own in `graph`, independent of the scope that is open."""
+    # `Graph.unique_name` prefixes the open scope: close all scopes for the moment.
+    with graph.name_scope(None):
+        return graph.unique_name(name)
+
+
+@contextlib.contextmanager
+def creation_scope(graph: tf.Graph) -> Iterator[None]:
+    """A place for new ops where nothing that the caller has open rubs off on them.
+
+    Devices, colocation, control dependencies and v1 control-flow contexts of the code
+    around the call of `gradients()` have nothing to do with copies of forward ops.
+    """
+    with (
+        graph.as_default(),
+        graph.control_dependencies(None),
+        graph.device(None),
+        graph.colocate_with(None, ignore_existing=True),
+    ):
+        yield
+
+
+def copy_op(
+    graph: tf.Graph, op: tf.Operation, name: str, inputs: Sequence[tf.Tensor]
+) -> tf.Operation:
+    """Makes a copy of `op` that reads `inputs`: same attributes, device, control inputs.
+
+    Call it inside `creation_scope`.
+    """
+    definition = op.node_def
+    definition.name = name
+    with graph._mutation_lock():
+        copy = _from_node_def(
+            definition,
+            graph,
+            inputs=list(inputs),
+            control_inputs=list(op.control_inputs),
+            input_types=op._input_types,
+            op_def=op.op_def,
+        )
+        graph._create_op_helper(copy, compute_device=False)
+    # A gradient override or the gradient of a called function is a Python attribute of
+    # the op, not part of its NodeDef: second-order gradients look it up on the copy.
+    copy._gradient_function = op._gradient_function
+    for original, made in zip(op.outputs, copy.outputs, strict=True):
+        made.set_shape(original.shape)
+    return copy
+
+
+def update_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
+    """Makes `op` read `tensor` as its input number `index`."""
+    op._update_input(index, tensor)
+
+
+def add_control_input(op: tf.Operation, waits_for: tf.Operation) -> None:
+    """Makes `op` wait until `waits_for` has run."""
+    op._add_control_input(waits_for)
+
+
+def drop_control_inputs(op: tf.Operation) -> None:
+    """Removes all control inputs of `op`."""
+    op._remove_all_control_inputs()

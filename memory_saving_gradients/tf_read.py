@@ -1,0 +1,326 @@
+"""From a `tf.Graph` to a `TrainingGraph`: the first of the two edges of the library.
+
+Reading decides by op *type* and by TensorFlow's registry what may be recomputed, what
+shares a buffer and what takes none. Names are never asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+from toposort import toposort_flatten
+
+from memory_saving_gradients import cost, tf_internals
+from memory_saving_gradients.graph import (
+    OpNode,
+    Pin,
+    Storage,
+    TensorNode,
+    TrainingGraph,
+)
+
+__all__ = ["CALL_TYPES", "Reading", "read"]
+
+_ALIAS_TYPES = frozenset(
+    """Bitcast EnsureShape ExpandDims Identity IdentityN PreventGradient Reshape Snapshot
+    Squeeze StopGradient""".split()
+)
+
+# Ops whose result is there anyway: held by a variable, the caller or the graph itself.
+_RESTING_TYPES = frozenset(
+    """Arg Const DeviceIndex ImmutableConst Placeholder PlaceholderV2 ReadVariableOp
+    VarHandleOp Variable VariableV2 _Arg""".split()
+)
+
+_PLACEHOLDER_TYPES = frozenset(
+    "Arg Placeholder PlaceholderV2 PlaceholderWithDefault _Arg".split()
+)
+
+# They need the shape of what they read, not its value. In the backward pass they read
+# the original, run early and hold nothing.
+_SHAPE_TYPES = frozenset(("Rank", "Shape", "ShapeN", "Size"))
+_ZEROS_TYPES = frozenset(("OnesLike", "ZerosLike"))
+
+CALL_TYPES = frozenset(
+    """Case If PartitionedCall RemoteCall StatefulPartitionedCall StatelessCase
+    StatelessIf StatelessWhile SymbolicGradient While XlaLaunch XlaLaunchV2""".split()
+)
+
+# Kernels that write into an input of equal size when it dies (TensorFlow's
+# `forward_input_or_allocate_output`).
+_IN_PLACE_TYPES = frozenset(
+    """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd Ceil ClipByValue
+    Complex Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad Erf Erfc Exp Expm1 Floor
+    FloorDiv FloorMod FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3
+    FusedBatchNormGradV3 Inv InvGrad LeakyRelu LeakyReluGrad Lgamma Log Log1p LogSoftmax
+    Maximum Minimum Mod Mul MulNoNan Neg Pow RealDiv Reciprocal ReciprocalGrad Relu Relu6
+    Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad Sigmoid
+    SigmoidGrad Sign Sin Sinh Softmax Softplus SoftplusGrad Softsign SoftsignGrad Sqrt
+    SqrtGrad Square SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv Xdivy Xlog1py
+    Xlogy""".split()
+)
+
+_ATTRIBUTES = {
+    "MatMul": ("transpose_a",),
+    "BatchMatMul": ("adj_x",),
+    "BatchMatMulV2": ("adj_x",),
+    "BatchMatMulV3": ("adj_x",),
+    "Einsum": ("equation",),
+}
+
+
+@dataclass
+class Reading:
+    """A training graph and the way back from its numbers to TensorFlow's objects.
+
+    Attributes:
+        graph: The plain data.
+        ops: For each op id the `tf.Operation`.
+        tensors: For each tensor id the `tf.Tensor`.
+        unknown_dim: The assumption for unknown dimensions that sizes rest on.
+    """
+
+    graph: TrainingGraph
+    ops: list[tf.Operation]
+    tensors: list[tf.Tensor]
+    unknown_dim: int
+    _ids: dict[int, int] = field(default_factory=dict, repr=False)
+
+    def tensor_id(self, tensor: tf.Tensor) -> int | None:
+        """The id of a tensor, None if it is not part of the training graph."""
+        return self._ids.get(id(tensor))
+
+
+def read(
+    created: Sequence[tf.Operation],
+    targets: Sequence[tf.Tensor],
+    results: Sequence[tf.Tensor],
+    *,
+    unknown_dim: int,
+) -> Reading:
+    """Reads what one call of `gradients()` differentiated and what it made.
+
+    Args:
+        created: The ops that the call created, in order of creation.
+        targets: The tensors that were differentiated.
+        results: The gradient tensors that the caller will get.
+        unknown_dim: What an unknown dimension is taken to be.
+
+    Returns:
+        The training graph: the created ops that will run, and every op that a target
+        or one of these depends on.
+    """
+    created = _used(created, results)
+    forward = _in_order(_ancestors(created, targets))
+    ops = [*forward, *_in_order(created)]
+    op_ids = {id(op): number for number, op in enumerate(ops)}
+    tensors = [tensor for op in ops for tensor in op.outputs]
+    ids = {id(tensor): number for number, tensor in enumerate(tensors)}
+    sizes, shapes, assumed = _sizes(tensors, unknown_dim)
+
+    nodes: list[OpNode] = []
+    tensor_nodes: list[TensorNode] = []
+    for number, op in enumerate(ops):
+        inputs = _forward_inputs(op, number, op_ids)
+        is_new = number >= len(forward)
+        node = _op_node(op, number, is_new, inputs, ids, op_ids, sizes, shapes)
+        nodes.append(node)
+        for index, output in enumerate(node.outputs):
+            storage, source = _storage(node, index)
+            tensor_nodes.append(
+                TensorNode(
+                    output, tensors[output].name, number, sizes[output], storage, source
+                )
+            )
+    graph = TrainingGraph(
+        tuple(nodes),
+        tuple(tensor_nodes),
+        len(forward),
+        tuple(ids[id(t)] for t in targets if id(t) in ids),
+        tuple(ids[id(t)] for t in results if id(t) in ids),
+        tuple(assumed),
+    )
+    return Reading(graph, ops, tensors, unknown_dim, ids)
+
+
+def _used(
+    created: Sequence[tf.Operation], results: Sequence[tf.Tensor]
+) -> list[tf.Operation]:
+    """The created ops that will run: those with state and those that a result needs.
+
+    Autodiff also differentiates with respect to constants, such as the 0.5 in a gelu;
+    nobody reads these gradients and TensorFlow prunes them before it runs a graph.
+    """
+    candidates = set(map(id, created))
+    stack = [tensor.op for tensor in results]
+    stack.extend(op for op in created if tf_internals.is_stateful(op))
+    found: set[int] = set()
+    while stack:
+        op = stack.pop()
+        if id(op) in candidates and id(op) not in found:
+            found.add(id(op))
+            stack.extend(tensor.op for tensor in op.inputs)
+            stack.extend(op.control_inputs)
+    return [op for op in created if id(op) in found]
+
+
+def _ancestors(
+    created: Sequence[tf.Operation], targets: Sequence[tf.Tensor]
+) -> list[tf.Operation]:
+    """The ops that existed before and that a target or a created op depends on."""
+    backward = set(map(id, created))
+    found: dict[int, tf.Operation] = {}
+    stack = [tensor.op for tensor in targets]
+    for op in created:
+        stack.extend(tensor.op for tensor in op.inputs)
+        stack.extend(op.control_inputs)
+    while stack:
+        op = stack.pop()
+        if id(op) in found or id(op) in backward:
+            continue
+        found[id(op)] = op
+        stack.extend(tensor.op for tensor in op.inputs)
+        stack.extend(op.control_inputs)
+    return list(found.values())
+
+
+def _in_order(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
+    """Ops in the order of their creation, or sorted topologically where that is none.
+
+    Edges that go back (a v1 loop's `NextIteration`) are left out of the order. An op
+    reads a later one, too, where an earlier call of this library rewired it.
+    """
+    ordered = sorted(ops, key=lambda op: op._id)
+    places = {id(op): place for place, op in enumerate(ordered)}
+    before: dict[int, set[int]] = {}
+    straight = True
+    for place, op in enumerate(ordered):
+        if op.type in ("Merge", "RefMerge"):
+            before[place] = {
+                places[id(t.op)]
+                for t in op.inputs
+                if id(t.op) in places and t.op.type not in _BACK_EDGE_TYPES
+            }
+            continue
+        needed = [t.op for t in op.inputs] + list(op.control_inputs)
+        before[place] = {places[id(o)] for o in needed if id(o) in places}
+        straight = straight and all(other < place for other in before[place])
+    if straight:
+        return ordered
+    return [ordered[place] for place in toposort_flatten(before, sort=True)]
+
+
+_BACK_EDGE_TYPES = frozenset(("NextIteration", "RefNextIteration"))
+
+
+def _forward_inputs(
+    op: tf.Operation, number: int, op_ids: dict[int, int]
+) -> list[tf.Tensor]:
+    """The op's inputs without the back edges of v1 loops."""
+    return [t for t in op.inputs if op_ids.get(id(t.op), number) < number]
+
+
+def _sizes(
+    tensors: Sequence[tf.Tensor], unknown_dim: int
+) -> tuple[list[int], list[tuple[int, ...]], list[int]]:
+    """Bytes and full shapes of all tensors, and which of them rest on the assumption."""
+    sizes: list[int] = []
+    shapes: list[tuple[int, ...]] = []
+    assumed: list[int] = []
+    for number, tensor in enumerate(tensors):
+        static = tensor.shape
+        dimensions = None if static.rank is None else static.as_list()
+        count, guessed = cost.element_count(dimensions, unknown_dim)
+        if guessed:
+            assumed.append(number)
+        shapes.append(
+            (unknown_dim, unknown_dim)
+            if dimensions is None
+            else tuple(unknown_dim if d is None else d for d in dimensions)
+        )
+        sizes.append(count * _item_bytes(tensor.dtype))
+    return sizes, shapes, assumed
+
+
+def _item_bytes(dtype: tf.DType) -> int:
+    """Bytes of one element; handles and variants are pointers to memory elsewhere."""
+    if dtype.base_dtype in (tf.resource, tf.variant, tf.string):
+        return 8
+    return int(dtype.base_dtype.size)
+
+
+def _op_node(
+    op: tf.Operation,
+    number: int,
+    created: bool,
+    inputs: Sequence[tf.Tensor],
+    ids: dict[int, int],
+    op_ids: dict[int, int],
+    sizes: Sequence[int],
+    shapes: Sequence[tuple[int, ...]],
+) -> OpNode:
+    outputs = tuple(ids[id(tensor)] for tensor in op.outputs)
+    input_ids = tuple(ids[id(tensor)] for tensor in inputs)
+    signature = cost.Signature(
+        op.type,
+        [shapes[i] for i in input_ids],
+        [shapes[i] for i in outputs],
+        sum(sizes[i] for i in input_ids),
+        sum(sizes[i] for i in outputs),
+        {name: op.get_attr(name) for name in _ATTRIBUTES.get(op.type, ())},
+    )
+    free = op.type in _ALIAS_TYPES or op.type in _RESTING_TYPES
+    in_loop = tf_internals.in_control_flow_v1(op)
+    return OpNode(
+        id=number,
+        name=op.name,
+        type=op.type,
+        inputs=input_ids,
+        outputs=outputs,
+        control_inputs=tuple(
+            sorted(
+                op_ids[id(other)]
+                for other in op.control_inputs
+                if op_ids.get(id(other), number) < number
+            )
+        ),
+        seconds=0.0 if free else cost.seconds(signature),
+        heavy=cost.is_heavy(signature),
+        pin=_pin(op),
+        in_place=op.type in _IN_PLACE_TYPES,
+        metadata_only=op.type in _SHAPE_TYPES
+        or (created and op.type in _ZEROS_TYPES),
+        device=op.device,
+        free_order=not in_loop,
+    )
+
+
+def _pin(op: tf.Operation) -> Pin | None:
+    """Why `op` may not be recomputed, or None."""
+    if op.type in _PLACEHOLDER_TYPES:
+        return Pin.PLACEHOLDER
+    if tf_internals.in_control_flow_v1(op):
+        return Pin.CONTROL_FLOW
+    if any(
+        t.dtype.base_dtype in (tf.resource, tf.variant) or t.dtype._is_ref_dtype
+        for t in (*op.inputs, *op.outputs)
+    ):
+        return Pin.HANDLE
+    if tf_internals.is_stateful(op):
+        return Pin.STATEFUL
+    if op.type in CALL_TYPES:
+        return Pin.CALL
+    if op.type in _SHAPE_TYPES:
+        return Pin.METADATA
+    return None
+
+
+def _storage(node: OpNode, index: int) -> tuple[Storage, int | None]:
+    """Where output number `index` of an op lives."""
+    if node.type in _RESTING_TYPES:
+        return Storage.RESTING, None
+    if node.type in _ALIAS_TYPES and node.pin is None and node.inputs:
+        return Storage.ALIAS, node.inputs[index if node.type == "IdentityN" else 0]
+    return Storage.OWN, None
