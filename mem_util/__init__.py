@@ -5,6 +5,10 @@ Works with any TensorFlow program: v1 sessions (`peak_memory`, `plot_memory_time
 neither TensorFlow nor matplotlib; the functions do, when they are called.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from mem_util.chrome_trace import chrome_trace, write_chrome_trace
+from mem_util.costs import op_seconds, write_costs
 from mem_util.errors import (
     MemUtilError,
     NoMemoryDataError,
@@ -13,18 +17,35 @@ from mem_util.errors import (
     TraceFileError,
 )
 from mem_util.measure import Measurement, measure
-from mem_util.records import Buffer, Record, Span, Timeline, build_timeline
+from mem_util.plot import Curve, draw_curves
+from mem_util.plot_trace import draw_trace
+from mem_util.records import (
+    Buffer,
+    Record,
+    Span,
+    Timeline,
+    build_timeline,
+    format_bytes,
+)
+from mem_util.replay import replay
 from mem_util.run_metadata import read_run_metadata
 from mem_util.session import peak_memory, plot_memory_timeline, trace_session
+from mem_util.text import print_memory_timeline, summary
 from mem_util.trace_data import PeakBytes, Trace
+from mem_util.tracing import read_trace, trace
+
+if TYPE_CHECKING:
+    from mem_util.callback import PeakMemory
 
 __all__ = [
     "Buffer",
+    "Curve",
     "Measurement",
     "MemUtilError",
     "NoMemoryDataError",
     "NotReplayableError",
     "PeakBytes",
+    "PeakMemory",
     "ProfilerError",
     "Record",
     "Span",
@@ -32,9 +53,30 @@ __all__ = [
     "Trace",
     "TraceFileError",
     "build_timeline",
+    "chrome_trace",
+    "draw_curves",
+    "draw_trace",
+    "format_bytes",
     "measure",
+    "op_seconds",
     "peak_memory",
     "plot_memory_timeline",
+    "print_memory_timeline",
     "read_run_metadata",
+    "read_trace",
+    "replay",
+    "summary",
+    "trace",
     "trace_session",
+    "write_chrome_trace",
+    "write_costs",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `PeakMemory` when it is asked for: its base class is TensorFlow's."""
+    if name == "PeakMemory":
+        from mem_util.callback import PeakMemory
+
+        return PeakMemory
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

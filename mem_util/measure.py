@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mem_util.allocator import (
@@ -175,34 +175,34 @@ def _replayed(
     except NotReplayableError as error:
         why = f"; and it cannot be replayed in a v1 session: {error}"
         missing = {name: reason + why for name, reason in taken.missing.items()}
-        return _with(taken, dict(taken.peak_bytes), dict(taken.how), missing)
+        peaks = PeakBytes(taken.peak_bytes, missing)
+        return replace(taken, peak_bytes=peaks, missing=missing)
     return _merge(taken, traced)
 
 
 def _merge(taken: Measurement, traced: Trace) -> Measurement:
     """Takes CPU devices from a replay and the others from the counters."""
     peaks, how = dict(taken.peak_bytes), dict(taken.how)
-    missing = dict(taken.missing)
-    for name, line in traced.timelines.items():
-        if not name.startswith("/cpu"):
-            continue
-        # The counters' rest, if any, is the pool's: it says nothing of one CPU of many.
-        rest = taken.resting_bytes.get(name, 0)
-        peaks[name] = rest + line.peak_bytes
+    missing, rests = dict(taken.missing), dict(taken.resting_bytes)
+    left_out = [text for text in taken.not_counted if text != SMALL_CPU_ALLOCATIONS]
+    replayed = [name for name in traced.timelines if name.startswith("/cpu")]
+    if len(replayed) > 1:
+        # The counters' rest is that of the pool: it says nothing of one CPU of many.
+        rests |= dict.fromkeys(replayed, 0)
+        left_out.append("memory that was there before the call")
+    for name in replayed:
+        peaks[name] = rests.setdefault(name, 0) + traced.peak_bytes[name]
         how[name] = f"replayed: {traced.source}"
         missing.pop(name, None)
     for name in [name for name in missing if name in traced.missing]:
         missing[name] += f"; replayed in a v1 session, {traced.missing[name]}"
-    return _with(taken, peaks, how, missing)
-
-
-def _with(
-    taken: Measurement,
-    peaks: dict[str, int],
-    how: dict[str, str],
-    missing: dict[str, str],
-) -> Measurement:
-    rests = {name: taken.resting_bytes.get(name, 0) for name in {**peaks, **missing}}
-    return Measurement(
-        PeakBytes(peaks, missing), rests, taken.seconds, how, taken.not_counted, missing
+    if not replayed:
+        left_out = list(taken.not_counted)
+    return replace(
+        taken,
+        peak_bytes=PeakBytes(peaks, missing),
+        resting_bytes=rests,
+        how=how,
+        not_counted=tuple(left_out),
+        missing=missing,
     )

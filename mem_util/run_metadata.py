@@ -180,8 +180,9 @@ class _Reader:
         if not (ops := self._ops[device]):
             return "its step stats are empty: run with trace_level=FULL_TRACE"
         return (
-            f"none of its {ops} ops allocated. Was the graph folded to a constant? "
-            "Feed a placeholder, and fetch the results rather than a tf.group of them"
+            f"none of its {ops} ops allocated anything that is recorded. A graph that "
+            "is fed nothing is folded to a constant (feed a placeholder), ops that are "
+            "only grouped are pruned (fetch tensors), and XLA's buffers are unrecorded"
         )
 
     def _lanes(self) -> list[str]:

@@ -92,7 +92,7 @@ class Trace:
 
     def save_png(self, path: str | PathLike[str]) -> None:
         """Draws live bytes, the largest tensors at the peak, and op spans."""
-        from mem_util.plot import draw_trace
+        from mem_util.plot_trace import draw_trace
 
         draw_trace(path, self)
 

@@ -1,0 +1,134 @@
+"""Command line: tables, pictures and Chrome traces of traces in files.
+
+python -m mem_util run_metadata.pb --png step.png --json step.json
+python -m mem_util --compare before.pb after.pb --png both.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mem_util.costs import write_costs
+from mem_util.errors import MemUtilError
+from mem_util.records import format_bytes
+from mem_util.text import summary, timeline_lines
+from mem_util.trace_data import Trace
+from mem_util.tracing import read_trace
+
+__all__ = ["main"]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mem_util",
+        description="Shows the memory of traced TensorFlow steps, from a serialised "
+        "RunMetadata or StepStats (run_metadata.pb, timeline.pb) or from a folder of the "
+        "profiler (*.xplane.pb).",
+    )
+    parser.add_argument("traces", nargs="*", metavar="TRACE", help="file or folder")
+    parser.add_argument(
+        "--compare", nargs=2, metavar=("A", "B"), help="two traces, for one picture"
+    )
+    parser.add_argument("--png", metavar="FILE", help="write a picture")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write a Chrome trace (Perfetto opens it)"
+    )
+    parser.add_argument(
+        "--costs", metavar="FILE", help="write measured seconds by op name, as JSON"
+    )
+    parser.add_argument("--device", metavar="NAME", help='only this one, as "/gpu:0"')
+    parser.add_argument(
+        "--top", type=int, default=5, help="tensors to list (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--timeline", action="store_true", help="print each change of live bytes too"
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        arguments: those of the process by default.
+
+    Returns:
+        The exit code: 0, or 1 after an error that was printed.
+    """
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if bool(given.traces) == bool(given.compare):
+        parser.error("expected either TRACE or --compare A B")
+    if given.compare and (given.json or given.costs):
+        parser.error("--json and --costs are of one TRACE, not of --compare")
+    if len(given.traces) > 1 and (given.png or given.json or given.costs):
+        parser.error("--png, --json and --costs are of one TRACE; or use --compare A B")
+    # The notes are part of what is printed: do not say them twice.
+    logging.getLogger("mem_util").setLevel(logging.ERROR)
+    try:
+        if given.compare:
+            _compare(given)
+        else:
+            _show(given)
+    except MemUtilError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _show(given: argparse.Namespace) -> None:
+    """One table after the other, and the files asked for."""
+    for path in given.traces:
+        traced = read_trace(path)
+        print(f"{path}\n{summary(traced, given.device, given.top)}")
+        if given.timeline:
+            for name in [given.device] if given.device else traced.timelines:
+                print("\n".join(timeline_lines(traced.timeline(name))))
+        if given.png:
+            traced.save_png(given.png)
+        if given.json:
+            traced.save_json(given.json)
+        if given.costs:
+            write_costs(given.costs, traced)
+
+
+def _compare(given: argparse.Namespace) -> None:
+    """A table of two traces, and both in one picture."""
+    labels = _labels(given.compare)
+    pair = [read_trace(path) for path in given.compare]
+    names = [given.device] if given.device else _common(*pair)
+    for letter, label in zip("AB", labels, strict=True):
+        print(f"{letter} = {label}")
+    print(f"{'device':<10} {'peak A':>10} {'peak B':>10} {'B / A':>7}")
+    for name in names:
+        a, b = (traced.peak_bytes[name] for traced in pair)
+        print(f"{name:<10} {format_bytes(a):>10} {format_bytes(b):>10} {b / a:>7.3f}")
+    if given.png:
+        from mem_util.plot import Curve, draw_curves
+
+        curves = [
+            Curve(f"{label} {name}", *traced.timeline(name).curve())
+            for name in names
+            for label, traced in zip(labels, pair, strict=True)
+        ]
+        draw_curves(given.png, curves, title="Live bytes")
+
+
+def _common(a: Trace, b: Trace) -> list[str]:
+    """Devices of both traces; if there are none, the error that says why."""
+    names = [name for name in a.timelines if name in b.timelines]
+    return names or sorted({*a.timelines, *b.timelines} or {"/cpu:0"})
+
+
+def _labels(paths: Sequence[str]) -> list[str]:
+    """The names of files, or their whole paths where the names agree."""
+    names = [Path(path).name for path in paths]
+    return names if len(set(names)) == len(names) else list(paths)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Measured seconds of each op, out of a trace."""
+
+from __future__ import annotations
+
+import json
+from os import PathLike
+from pathlib import Path
+
+from mem_util.trace_data import Trace
+
+__all__ = ["op_seconds", "write_costs"]
+
+
+def op_seconds(traced: Trace) -> dict[str, float]:
+    """Mean seconds of one run of each op.
+
+    Kernels on a GPU's streams count where there are any, because the span on the device
+    itself is then only the time of launching them; kernels of one op add up.
+
+    Args:
+        traced: a trace.
+
+    Returns:
+        Op name to seconds, in the order of first runs.
+    """
+    runs: dict[str, list[float]] = {}
+    kernels: dict[str, float] = {}
+    for span in traced.spans:
+        seconds = (span.end_ns - span.start_ns) * 1e-9
+        if "/gpu:" in span.device and span.lane and not span.lane.isdigit():
+            name = span.op.partition(":")[0]
+            kernels[name] = kernels.get(name, 0.0) + seconds
+        else:
+            runs.setdefault(span.op, []).append(seconds)
+    means = {name: sum(times) / len(times) for name, times in runs.items()}
+    counts = {name: len(times) for name, times in runs.items()}
+    means |= {name: s / counts.get(name, 1) for name, s in kernels.items()}
+    return means
+
+
+def write_costs(path: str | PathLike[str], traced: Trace) -> None:
+    """Writes `op_seconds(traced)` as JSON: {"op name": seconds}."""
+    text = json.dumps(op_seconds(traced), indent=1)
+    Path(path).write_text(text + "\n", encoding="utf-8")
