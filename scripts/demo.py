@@ -287,13 +287,11 @@ def difference(stock: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> floa
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Live bytes over a step of the rows that have a curve."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     colors = {"stock": "#b0413e", "memory": "#1f6f8b", "speed": "#e0a030"}
-    figure, axes = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.subplots()
     for row in rows:
         if row["curve"] is None:
             continue
