@@ -15,7 +15,7 @@ For each model and mode, against stock gradients in the same process:
 Besides models:
   chains     chains of 100 and 400 tanh on 1 MiB tensors: worst peak for each number of
              inter-op threads (one process for each number), and a v1 session by its
-             allocation records
+             allocation records; modes `collection` and `list` keep every tenth tensor
   building   seconds to build gradients on graphs of 1 000, 10 000 and 50 000 ops
 
 Examples:
@@ -80,6 +80,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     option("--pairs", 7, int, "pairs of timed steps")
     option("--runs", 10, int, "runs of which the worst peak counts")
     option("--scale", 1.0, float, "size of the models; below 1 for a quick try")
+    every = ["memory", "speed", "collection", "list"]
+    option("--chain-modes", every, str, "the same for chains")
     option("--lengths", [100, 400], int, "lengths of the chains")
     option("--threads", [1, 2, 4, 16], int, "inter-op threads for the chains")
     option("--ops", [1000, 10_000, 50_000], int, "sizes of the graphs of `building`")
@@ -176,9 +178,10 @@ def bench_chains(options: argparse.Namespace) -> list[Row]:
     for threads in options.threads:
         say(f"chains with {threads} inter-op threads")
         command = [sys.executable, __file__, "--chain-worker", str(threads)]
-        command += ["--modes", ",".join(options.modes), "--runs", str(options.runs)]
+        command += ["--chain-modes", ",".join(options.chain_modes)]
         command += ["--lengths", ",".join(map(str, options.lengths))]
-        command += ["--scale", str(options.scale)] + ["--jit"] * options.jit
+        command += ["--scale", str(options.scale), "--runs", str(options.runs)]
+        command += ["--jit"] * options.jit
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
         rows += json.loads(done.stdout.splitlines()[-1])
     return rows
@@ -194,7 +197,7 @@ def chain_worker(options: argparse.Namespace) -> list[Row]:
 
     rows = []
     for length in options.lengths:
-        for mode in ("stock", *options.modes, "collection", "list"):
+        for mode in ("stock", *options.chain_modes):
             workload = chain(length, options.scale)
             built = build_gradients(workload, mode, options.jit)
             peak = peak_bytes(

@@ -107,14 +107,15 @@ def test_peak_of_a_chain_is_one_activation_for_each_op():
     workload = chain(20)
     built = build_gradients(workload, "stock")
     peak = peak_bytes(lambda: built.call(*workload.batch), runs=2)
-    # 20 activations and the gradient; one more or less is the executor's affair.
-    assert 20 <= peak.most / MIB <= 22
+    # The unit is one activation; whether the gradient takes over the last one's buffer is
+    # the executor's affair.
+    assert 19 <= peak.most / MIB <= 22
     assert built.plan is None
 
 
 def test_peak_of_a_chain_in_a_session_is_the_same():
     # By records, what is fed and fetched counts as well.
-    assert 20 <= session_peak_bytes(lambda: chain(20), "stock", runs=1) / MIB <= 23
+    assert 19 <= session_peak_bytes(lambda: chain(20), "stock", runs=1) / MIB <= 23
 
 
 def test_largest_difference_sees_what_is_wrong():
