@@ -26,8 +26,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mem_util",
         description="Shows the memory of traced TensorFlow steps, from a serialised "
-        "RunMetadata or StepStats (run_metadata.pb, timeline.pb) or from a folder of the "
-        "profiler (*.xplane.pb).",
+        "RunMetadata or StepStats (run_metadata.pb, timeline.pb) or from the folder of "
+        "a profiler (*.xplane.pb).",
     )
     parser.add_argument("traces", nargs="*", metavar="TRACE", help="file or folder")
     parser.add_argument(

@@ -8,7 +8,8 @@ device. They are exact and cost nothing, with these exceptions, all of them on t
 * Without oneDNN (`TF_ENABLE_ONEDNN_OPTS=0`, other processors) there are no counters.
 * All logical CPU devices share one pool, which is read as "CPU:0".
 
-A chunk may be larger than what was asked for, by up to a fifth on tensors of 1 MB.
+On all devices a chunk may be larger than the tensor, at the worst twice as large: on
+transformers of 60 to 440 MB this came to 1-5 % of the peak.
 """
 
 from __future__ import annotations

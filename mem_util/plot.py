@@ -27,6 +27,7 @@ __all__ = [
     "LINES",
     "Curve",
     "byte_unit",
+    "curves_figure",
     "draw_curves",
     "draw_level",
     "new_figure",
@@ -60,7 +61,7 @@ def draw_curves(
     title: str = "Live bytes",
     x_label: str = "time (s)",
 ) -> None:
-    """Lays timelines over each other, the peak of each marked.
+    """Lays timelines over each other, the peak of each marked, and writes a PNG.
 
     Args:
         path: of the PNG.
@@ -70,7 +71,24 @@ def draw_curves(
 
     Raises:
         NoMemoryDataError: there is no curve, or one without points.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     draw_curves(
+        ...         f"{folder}/both.png",
+        ...         [("measured", [0.0, 0.1], [5e6, 1e6]), ("predicted", [0], [5e6])],
+        ...     )
     """
+    curves_figure(curves, title, x_label).savefig(path, dpi=DPI)
+
+
+def curves_figure(
+    curves: Iterable[Curve | tuple[str, Sequence[float], Sequence[float]]],
+    title: str = "Live bytes",
+    x_label: str = "time (s)",
+) -> Figure:
+    """The figure of `draw_curves`, with its arguments."""
     given = [c if isinstance(c, Curve) else Curve(*c) for c in curves]
     empty = [c.label for c in given if not len(c.times)]
     if empty or not given:
@@ -94,7 +112,7 @@ def draw_curves(
     axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
     axes.set_title(title, loc="left", fontweight="bold", color=INK)
     axes.legend(loc="best", frameon=True, framealpha=0.9, edgecolor="none")
-    figure.savefig(path, dpi=DPI)
+    return figure
 
 
 def new_figure(height_inches: float) -> Figure:

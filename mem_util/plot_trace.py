@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_trace"]
+__all__ = ["draw_trace", "trace_figure"]
 
 _WIDTH_PIXELS = 1400  # of the axes, about
 _MAX_LANES = 12
@@ -48,12 +48,29 @@ _OTHER_KIND = "other"
 def draw_trace(
     path: str | PathLike[str], traced: Trace, title: str | None = None
 ) -> None:
-    """Draws a trace: for each device live bytes and its largest tensors, then op spans.
+    """Writes `trace_figure(traced, title)` to a PNG.
 
     Args:
         path: of the PNG.
+        traced: what to draw.
+        title: what stands above; the trace's source by default.
+
+    Raises:
+        NoMemoryDataError: there are neither timelines nor spans.
+    """
+    trace_figure(traced, title).savefig(path, dpi=DPI)
+
+
+def trace_figure(traced: Trace, title: str | None = None) -> Figure:
+    """Draws a trace: for each device live bytes and its largest tensors, then op spans.
+
+    Args:
         traced: what to draw. Either timelines or spans may be missing.
         title: what stands above; the trace's source by default.
+
+    Returns:
+        The figure. Its axes come in rows of two: time on the left, a ranking on the
+        right; a row for each device, and one for spans.
 
     Raises:
         NoMemoryDataError: there are neither timelines nor spans.
@@ -92,7 +109,7 @@ def draw_trace(
     for row in range(len(heights) - 1):
         figure.axes[2 * row].tick_params(labelbottom=False)
     _titles(figure, traced, title)
-    figure.savefig(path, dpi=DPI)
+    return figure
 
 
 def _titles(figure: Figure, traced: Trace, title: str | None) -> None:
@@ -243,7 +260,7 @@ def _draw_lanes(
         name = f"{device} {_shorten(lane, 18)}".strip()
         labels.append(f"{name} [{number + 1}]" if number else name)
     axes.set_yticks(range(len(lanes)), labels, fontsize=8)
-    style_axes(axes, "ops")
+    style_axes(axes, "runs of ops")
 
 
 def _draw_kinds(axes: Axes, totals: dict[str, float]) -> None:
@@ -252,7 +269,9 @@ def _draw_kinds(axes: Axes, totals: dict[str, float]) -> None:
     places = range(len(totals))
     values = [seconds * 1e3 for seconds in totals.values()]
     axes.barh(places, values, color=[colors.get(k, _GREY) for k in totals], height=0.72)
-    axes.set_yticks(places, [_shorten(kind, 18) for kind in totals], fontsize=7.5)
+    # oneDNN's prefix would be all that is left to read of these names.
+    names = [_shorten(kind.removeprefix("_MklNative"), 18) for kind in totals]
+    axes.set_yticks(places, names, fontsize=7.5)
     axes.set_ylim(len(totals) - 0.4, -0.6)
     axes.set_xlabel("time of all runs (ms)", fontsize=8)
     axes.tick_params(axis="x", labelsize=8)

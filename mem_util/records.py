@@ -46,12 +46,15 @@ class Record:
         bytes: how many; positive when taken, negative when given back.
         op: the op that allocated; for a free it may be empty.
         key: what pairs a free with its allocation (an address, or node and size).
+        slack_bytes: how many of `bytes` were not asked for: an allocator hands out
+            chunks that may be larger than the tensor.
     """
 
     time_ns: int
     bytes: int
     op: str = ""
     key: object = None
+    slack_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Buffer:
     bytes: int
     start_ns: int
     end_ns: int | None
+    slack_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,11 @@ class Timeline:
     def peak_time_ns(self) -> int:
         """When the peak was first reached."""
         return self.times_ns[self.peak_index]
+
+    @cached_property
+    def peak_slack_bytes(self) -> int:
+        """How much less the peak were if each chunk were as small as its tensor."""
+        return sum(buffer.slack_bytes for buffer in self.alive_at_peak())
 
     def alive_at_peak(self, count: int | None = None) -> list[Buffer]:
         """The buffers alive at the peak, the largest first, at most `count` of them.
@@ -216,7 +225,9 @@ def _pair(
         if keep_unmatched:
             kept.append(record)
     buffers = [
-        Buffer(record.op, record.bytes, record.time_ns, ends.get(index))
+        Buffer(
+            record.op, record.bytes, record.time_ns, ends.get(index), record.slack_bytes
+        )
         for index, record in enumerate(ordered)
         if record.bytes > 0
     ]

@@ -10,7 +10,8 @@ Algorithm.
 2. Import its graph into a fresh one. Arguments and captured constants become
    placeholders; each captured variable becomes a variable of the new graph with the
    same type, shape and value, so that the user's state is not changed.
-3. Run the outputs, and the ops with side effects, with full tracing.
+3. Run the outputs, and the ops with side effects, once to warm up and once more with
+   full tracing.
 
 What cannot be carried over (datasets, lookup tables, tensor lists from outside) is an
 error that names it. Memory differs from the original in one way: a function of eager
@@ -59,10 +60,18 @@ def replay(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     feeds = dict(zip(inputs, (value.numpy() for value in values), strict=True))
     feeds.update({copy.fed: copy.value for copy in copies if copy.assign is None})
     cpus = len(tf.config.list_logical_devices("CPU"))
-    config = tf.compat.v1.ConfigProto(device_count={"CPU": cpus})
+    # The order of ops, and with it the peak, depends on the number of threads.
+    threads = tf.config.threading.get_inter_op_parallelism_threads()
+    config = tf.compat.v1.ConfigProto(
+        device_count={"CPU": cpus},
+        inter_op_parallelism_threads=threads,
+        use_per_session_threads=True,
+    )
     with tf.compat.v1.Session(graph=graph, config=config) as session:
         for assign, fed in assigns.items():
             session.run(assign, fed)
+        # The first run also makes the kernels, which changes the order of ops.
+        session.run(fetches, feeds)
         return trace_session(session, fetches, feeds)
 
 

@@ -85,6 +85,11 @@ def summary(traced: Trace, device: str | None = None, top: int = 5) -> str:
             f"{at_ms:>10.3f}  {line.peak_op or '(no op)'}"
         )
     for name in names:
+        if slack := traced.timeline(name).peak_slack_bytes:
+            lines.append(
+                f"{name}: {format_bytes(slack)} of the peak is what the allocator's "
+                "chunks are larger than their tensors."
+            )
         lines += _alive_lines(traced.timeline(name), top)
     if device is None:
         lines += [f"{n}: no data, because {why}." for n, why in traced.missing.items()]

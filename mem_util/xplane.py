@@ -10,7 +10,8 @@ What is in it, and what is made of it:
   Type" in eager code, and with a statistic `hlo_op` by XLA.
 * Planes `/device:GPU:0` with a line for each stream: kernels and copies, from CUPTI.
 
-The bytes are those of the allocator's chunks, as its counters have them. Not in it: on
+The bytes are those of the allocator's chunks, as its counters have them; what a chunk is
+larger than its tensor (up to twice) is kept as slack. Not in it: on
 the CPU, allocations under 256 KiB (with oneDNN) or any (without).
 """
 
@@ -153,7 +154,9 @@ def _add_memory(
     size = abs(int(stats.get("allocation_bytes") or stats.get("requested_bytes") or 0))
     key = (allocator, stats.get("addr"))
     op = str(stats.get("tf_op") or "")
-    found.records.setdefault(device, []).append(Record(time_ns, sign * size, op, key))
+    slack = max(0, size - int(stats.get("requested_bytes") or size))
+    record = Record(time_ns, sign * size, op, key, slack)
+    found.records.setdefault(device, []).append(record)
     in_use = stats.get("bytes_allocated")
     first, _ = found.rests.get(device, (None, 0))
     if in_use is not None and (first is None or time_ns < first):
