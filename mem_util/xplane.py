@@ -10,9 +10,9 @@ What is in it, and what is made of it:
   Type" in eager code, and with a statistic `hlo_op` by XLA.
 * Planes `/device:GPU:0` with a line for each stream: kernels and copies, from CUPTI.
 
-The bytes are those of the allocator's chunks, as its counters have them; what a chunk is
-larger than its tensor (up to twice) is kept as slack. Not in it: on
-the CPU, allocations under 256 KiB (with oneDNN) or any (without).
+The bytes are those of the allocator's chunks, as its counters have them; what a chunk
+is larger than its tensor (up to twice) is kept as slack. Not in it: on the CPU,
+allocations under 256 KiB (with oneDNN) or any (without).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import json
 import logging
 import subprocess
@@ -120,12 +122,14 @@ def train_step(model):
 def test_measure_trace_and_records_agree(make):
     model, shape = make()
     step, x = train_step(model), tf.random.normal(shape)
-    measured, traced, recorded = (
-        min(how(step, x).above_rest_bytes["/cpu:0"] for _ in range(3))
-        for how in (measure, trace, replay)
-    )
-    assert traced == pytest.approx(measured, rel=0.03)
-    assert recorded == pytest.approx(measured, rel=0.03)
+    least = dict.fromkeys((measure, trace, replay), float("inf"))
+    for _ in range(5):  # the least of as few runs as agree
+        for how in least:
+            least[how] = min(least[how], how(step, x).above_rest_bytes["/cpu:0"])
+        measured, traced, recorded = least.values()
+        if all(abs(b - measured) <= 0.03 * measured for b in (traced, recorded)):
+            return
+    pytest.fail(f"measure {measured}, trace {traced}, records {recorded}")
 
 
 def test_measure_says_how_and_what_is_not_counted():
@@ -305,3 +309,11 @@ def test_without_onednn_there_are_no_counters_but_still_an_answer():
         TF_ENABLE_ONEDNN_OPTS="0",
     )
     assert out.split() == ["True", "replayed"]
+
+
+@pytest.mark.parametrize("name", ["session", "measure", "plot", "callback"])
+def test_examples_of_docstrings(name):
+    module = importlib.import_module(f"mem_util.{name}")
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
