@@ -1,4 +1,42 @@
-"""Gradient checkpointing for TensorFlow by rewriting the graph."""
+"""Gradient checkpointing for TensorFlow by rewriting the graph.
+
+`gradients` is a drop-in for `tf.gradients` that needs less memory: TensorFlow builds
+the backward pass, then the library rewires it to recompute what it reads from the
+forward pass instead of holding it.
+"""
+
+from memory_saving_gradients.differentiate import (
+    gradients,
+    gradients_collection,
+    gradients_memory,
+    gradients_speed,
+)
+from memory_saving_gradients.errors import (
+    CheckpointError,
+    EagerExecutionError,
+    IllegalGraphError,
+    MemorySavingGradientsError,
+    UnknownCheckpointNameError,
+    UnsupportedTensorFlowError,
+    VerificationUnavailableError,
+)
+from memory_saving_gradients.plan import Plan, last_plan
+
 __version__ = "1.0.0"
-from memory_saving_gradients.differentiate import gradients
-from memory_saving_gradients.plan import last_plan
+
+__all__ = [
+    "CheckpointError",
+    "EagerExecutionError",
+    "IllegalGraphError",
+    "MemorySavingGradientsError",
+    "Plan",
+    "UnknownCheckpointNameError",
+    "UnsupportedTensorFlowError",
+    "VerificationUnavailableError",
+    "__version__",
+    "gradients",
+    "gradients_collection",
+    "gradients_memory",
+    "gradients_speed",
+    "last_plan",
+]

@@ -3,8 +3,8 @@
 TensorFlow's executor frees a buffer when the last op that reads it has run. Which ops
 read a buffer is not what the edges say: `Reshape` and `Identity` hand their input's
 buffer on, so that whoever reads their output reads *that* buffer; a variable read or a
-constant takes no buffer at all; `Shape` runs early and holds nothing. `Buffers` resolves
-all this once:
+constant takes no buffer at all; `Shape` runs early and holds nothing. `Buffers`
+resolves all this once:
 
 1. every op's inputs become the buffers that it really reads (`reads`), named by the
    tensor that owns them, with everything at rest left out;
@@ -123,7 +123,7 @@ class Buffers:
 
     @cached_property
     def residuals(self) -> list[int]:
-        """The forward-made tensors whose buffers a backward op reads, in graph order."""
+        """Forward-made tensors whose buffers a backward op reads, in graph order."""
         return [
             tensor.id
             for tensor in self.graph.tensors
@@ -137,7 +137,8 @@ class Buffers:
 
 def _buffers_behind(graph: TrainingGraph) -> list[tuple[int, ...]]:
     """For each tensor the buffers it stands for: its own, or its source's and those
-    of the other inputs of the aliasing op (a copy of `Reshape` needs the shape, too)."""
+    of the other inputs of the aliasing op (a copy of `Reshape` needs the shape,
+    too)."""
     found: list[tuple[int, ...]] = [()] * len(graph.tensors)
     for op in graph.ops:
         for tensor in op.outputs:

@@ -7,14 +7,15 @@ whichever is more: max(FLOPs / `FLOPS`, bytes moved / `BANDWIDTH`). Only ratios
 matter to a planner, and they vary little from machine to machine: a recent GPU has both
 figures about a hundred times higher.
 
-FLOPs come from one table of formulas by op type (`_FORMULAS`), each a function of shapes
-and attributes. An op that is not in the table does `_ELEMENTWISE` FLOPs an output element,
-more if it evaluates a transcendental function.
+FLOPs come from one table of formulas by op type (`_FORMULAS`), each a function of
+shapes and attributes. An op that is not in the table does `_ELEMENTWISE` FLOPs an
+output element, more if it evaluates a transcendental function.
 
-An op is *heavy* if it does many FLOPs for each byte that it yields. That is not the same
-as being a matrix product: the scores of an attention head of size 32 are 16 FLOPs a
-byte and cheap to redo, a dense layer of width 1024 is 512 FLOPs a byte and is not
-(Korthikanti et al. 2022, arXiv 2205.05198, call the first kind "selective" recomputation).
+An op is *heavy* if it does many FLOPs for each byte that it yields. That is not the
+same as being a matrix product: the scores of an attention head of size 32 are 16 FLOPs
+a byte and cheap to redo, a dense layer of width 1024 is 512 FLOPs a byte and is not
+(Korthikanti et al. 2022, arXiv 2205.05198, call the first kind "selective"
+recomputation).
 
 A dimension that is not known is replaced by a number that the caller states; nothing is
 ever counted as 0 because it is unknown.
@@ -54,11 +55,12 @@ Shape = Sequence[int | None] | None
 _ELEMENTWISE = 1.0
 _TRANSCENDENTAL = 20.0
 _TRANSCENDENTAL_TYPES = frozenset(
-    """Acos Acosh Asin Asinh Atan Atan2 Atanh Cos Cosh Digamma Elu Erf Erfc Erfinv Exp
-    Expm1 Lgamma Log Log1p LogSoftmax Pow Selu Sigmoid Sin Sinh Softmax Softplus Tan Tanh
-    StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessTruncatedNormalV2
-    StatelessRandomUniform StatelessRandomNormal StatelessTruncatedNormal
-    SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits""".split()
+    """Acos Acosh Asin Asinh Atan Atan2 Atanh Cos Cosh Digamma Elu Erf Erfc Erfinv
+    Exp Expm1 Lgamma Log Log1p LogSoftmax Pow Selu Sigmoid Sin Sinh Softmax Softplus
+    Tan Tanh StatelessRandomUniformV2 StatelessRandomNormalV2
+    StatelessTruncatedNormalV2 StatelessRandomUniform StatelessRandomNormal
+    StatelessTruncatedNormal SoftmaxCrossEntropyWithLogits
+    SparseSoftmaxCrossEntropyWithLogits""".split()
 )
 
 

@@ -1,55 +1,277 @@
-"""The drop-in `gradients()` family: one journey from a stock gradient to a rewired one."""
+"""The drop-in `gradients()` family: from a stock gradient to a rewired one.
+
+One call is one journey:
+
+1. the stock autodiff builds the backward graph, from a seed of ours that waits for
+   `ys`;
+2. `tf_read` turns the graph into plain data, `schedule` orders the backward ops;
+3. a strategy, or the user, selects what is kept;
+4. the selection is laid out and simulated, and dropped if it saves nothing;
+5. `tf_write` rewires the backward ops, and the plan is remembered.
+
+Numbers are those of the stock call: nothing is differentiated here.
+"""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import fences, tf_internals
-from memory_saving_gradients.buffers import Buffers
-from memory_saving_gradients.checkpoints import Auto, Checkpoints, parse
+from memory_saving_gradients import fences, selection, tf_internals
+from memory_saving_gradients.checkpoints import Collection, parse
 from memory_saving_gradients.errors import EagerExecutionError
-from memory_saving_gradients.plan import Plan, remember
-from memory_saving_gradients.planners import PLANNERS, Problem
-from memory_saving_gradients.schedule import backward_order, make_schedule
-from memory_saving_gradients.simulate import simulate, simulate_stock
-from memory_saving_gradients.tf_read import read
-from memory_saving_gradients.tf_write import write
+from memory_saving_gradients.planners import PLANNERS
+from memory_saving_gradients.rewire import StockGradient, rewire
+from memory_saving_gradients.tf_write import Rewiring
+
+__all__ = [
+    "UNKNOWN_DIM",
+    "gradients",
+    "gradients_collection",
+    "gradients_memory",
+    "gradients_speed",
+]
+
+UNKNOWN_DIM = 64
+"""What an unknown dimension is taken to be while planning, unless the caller says."""
+
+# What earlier calls redirected, by graph: a later call that differentiates through a
+# gradient must find the edges as autodiff made them.
+_rewired: weakref.WeakKeyDictionary[tf.Graph, list[Rewiring]] = (
+    weakref.WeakKeyDictionary()
+)
+
 
 @tf.autograph.experimental.do_not_convert
-def gradients(ys, xs, grad_ys=None, checkpoints="collection", *, unknown_dim=64, **kwargs):
+def gradients(
+    ys: Any,
+    xs: Any,
+    grad_ys: Any = None,
+    checkpoints: Any = "collection",
+    name: str = "gradients",
+    colocate_gradients_with_ops: bool | None = None,
+    gate_gradients: bool = False,
+    aggregation_method: int | None = None,
+    stop_gradients: Any = None,
+    unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    *,
+    unknown_dim: int = UNKNOWN_DIM,
+    verify: bool = False,
+) -> list[Any]:
+    """Symbolic derivatives of the sum of `ys` with respect to `xs`, in less memory.
+
+    The result is that of `tf.gradients`: the same autodiff builds it. Then the backward
+    pass is rewired to recompute most of what it reads from the forward pass (gradient
+    checkpointing) instead of holding it. `last_plan()` says what that saves and costs.
+
+    Works while a graph is built: in a `tf.compat.v1.Graph`, or in a `tf.function`, with
+    or without `jit_compile=True`.
+
+    Args:
+        ys: A tensor or a list of tensors to differentiate. xs: A tensor, variable
+        (TensorFlow 1, 2 or Keras 3) or a list of such. grad_ys: Gradients that the `ys`
+        receive, or None for ones, as in `tf.gradients`. checkpoints: What to keep:
+            `"memory"`: whatever makes the peak smallest;
+            `"speed"`: in any case what is dear to recompute;
+            `"collection"`: the tensors in the graph collection "checkpoints";
+            a list of tensors or tensor names: exactly these;
+            a function of a `tf.Tensor` that returns a bool.
+        name: Name scope of the gradient ops.
+        colocate_gradients_with_ops: Whether gradient ops are placed with the ops that
+            they belong to. None means what stock does: yes in a `tf.function`, no in a
+            v1 graph.
+        gate_gradients: As in `tf.gradients`.
+        aggregation_method: As in `tf.gradients`.
+        stop_gradients: As in `tf.gradients`.
+        unconnected_gradients: As in `tf.gradients`.
+        unknown_dim: What a dimension that is not known statically (a batch size) is
+            taken to be while planning. The gradients are right for every size.
+        verify: Whether to compare, at run time, each recomputed tensor with the
+        original
+            and fail if a bit differs. Costs all the memory that was saved.
+
+    Returns:
+        A list with one gradient for each of `xs`: a tensor, `tf.IndexedSlices` or None.
+
+    Raises:
+        EagerExecutionError: There is no graph: called outside a `tf.function`.
+        CheckpointError: From `checkpoints` no plan can be made.
+        UnknownCheckpointNameError: `checkpoints` has a name that the graph has not.
+        VerificationUnavailableError: `verify=True` under XLA.
+        LookupError, TypeError, ValueError: Whatever `tf.gradients` would raise.
+
+    Example:
+        >>> @tf.function
+        ... def step(x):
+        ...     y = x
+        ...     for _ in range(20):
+        ...         y = tf.tanh(y)
+        ...     return gradients(tf.reduce_sum(y), x, checkpoints="memory")
+
+    References:
+        Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost, arXiv
+        1604.06174.
+    """
+    if tf.executing_eagerly():
+        raise EagerExecutionError(
+            "`memory_saving_gradients.gradients` rewrites a graph, but was called "
+        Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arXiv
+        1604.06174).
+            "computed in it, too) or in a `tf.compat.v1.Graph`."
+        )
     parsed = parse(checkpoints, PLANNERS)
     graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    ys = ys if isinstance(ys, (list, tuple)) else [ys]
-    ys = list(ys)
-    seeds = []
-    with graph.control_dependencies([y.op for y in ys]):
-        for y in ys:
-            seeds.append(tf.ones_like(y))
-    if tf_internals.in_xla(graph):
-        seeds = [fences.tied_seed(ys, s) for s in seeds]
-    grads = tf_internals.gradients_helper(ys, xs, seeds, **kwargs)
-    t = time.perf_counter()
-    created = graph.get_operations()[before:]
-    reading = read(created, ys, [g for g in grads if g is not None], unknown_dim=unknown_dim)
-    seed_ids = {i for i, op in enumerate(reading.ops) if any(op is s.op for s in seeds)}
-    buffers = Buffers(reading.graph, backward_order(reading.graph, seed_ids))
-    problem = Problem(buffers)
-    kept = PLANNERS[parsed.mode](problem)
-    schedule = make_schedule(buffers, kept, seeds=seed_ids, significant_bytes=problem.stock_peak_bytes // 2000)
-    timeline = simulate(buffers, schedule)
-    stock = simulate_stock(buffers)
-    t1 = time.perf_counter()
-    write(graph, reading, buffers, schedule)
-    t2 = time.perf_counter()
-    extra = sum(reading.graph.ops[o].seconds for o in schedule.recomputed)
-    plan = Plan(parsed.mode, tuple(reading.tensors[k].name for k in sorted(schedule.kept)),
-        tuple(reading.ops[o].name for o in schedule.recomputed), stock.peak_bytes, timeline.peak_bytes,
-        extra, extra/max(reading.graph.seconds,1e-9), t2-t, "", False, stock, timeline, schedule, reading)
-    remember(plan)
-    return grads
+    if isinstance(parsed, Collection):
+        parsed = selection.collected(graph, parsed)
+    if colocate_gradients_with_ops is None:
+        colocate_gradients_with_ops = tf_internals.builds_function(graph)
+    targets = _as_list(ys)
+    with tf_internals.mutation_lock(graph):
+        before = len(graph.get_operations())
+        seeds = _seeds(targets, grad_ys, graph)
+        with _as_autodiff_made_it(targets, graph):
+            stock = tf_internals.gradients_helper(
+                targets,
+                [_plain_variable(x) for x in _as_list(xs)],
+                seeds,
+                name=name,
+                colocate_gradients_with_ops=colocate_gradients_with_ops,
+                gate_gradients=gate_gradients,
+                aggregation_method=aggregation_method,
+                stop_gradients=stop_gradients,
+                unconnected_gradients=unconnected_gradients,
+            )
+        built = StockGradient(
+            graph, targets, seeds, stock, graph.get_operations()[before:]
+        )
+        gradients, rewiring = rewire(
+            built, parsed, unknown_dim=unknown_dim, verify=verify
+        )
+        if rewiring is not None:
+            _rewired.setdefault(graph, []).append(rewiring)
+        return gradients
+
+
+def _member(mode: str) -> Any:
+    """One of the three functions with exactly the signature of v1's `tf.gradients`."""
+
+    @tf.autograph.experimental.do_not_convert
+    def member(
+        ys: Any,
+        xs: Any,
+        grad_ys: Any = None,
+        name: str = "gradients",
+        colocate_gradients_with_ops: bool | None = None,
+        gate_gradients: bool = False,
+        aggregation_method: int | None = None,
+        stop_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> list[Any]:
+        return gradients(
+            ys,
+            xs,
+            grad_ys,
+            mode,
+            name,
+            colocate_gradients_with_ops,
+            gate_gradients,
+            aggregation_method,
+            stop_gradients,
+            unconnected_gradients,
+        )
+
+    member.__name__ = member.__qualname__ = f"gradients_{mode}"
+    member.__doc__ = (
+        f'`gradients(..., checkpoints="{mode}")` with the signature of TensorFlow 1\'s '
+        "`tf.gradients`.\n\n    Assign it over `tf.gradients` to save memory in code "
+        "that you do not want to change.\n    "
+    )
+    return member
+
+
+gradients_memory = _member("memory")
+gradients_speed = _member("speed")
+gradients_collection = _member("collection")
+
+
+# -- before and around the stock call ------------------------------------------------
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _plain_variable(x: Any) -> Any:
+    """The `tf.Variable` inside a Keras 3 variable; anything else as it is."""
+    if isinstance(x, tf.Variable | tf.Tensor):
+        return x
+    inner = getattr(x, "value", None)
+    return inner if isinstance(inner, tf.Variable | tf.Tensor) else x
+
+
+def _seeds(targets: list[Any], grad_ys: Any, graph: tf.Graph) -> list[Any]:
+    """The gradients that backpropagation starts from, made to wait for all `ys`.
+
+    So the backward ops that depend on a gradient are the seeds' descendants, and none
+    of them can run before the forward pass is over. What is not a plain tensor, or
+    has no default gradient, is left to stock (and to its errors).
+    """
+    given = [None] * len(targets) if grad_ys is None else _as_list(grad_ys)
+    here = [y for y in targets if isinstance(y, tf.Tensor) and y.graph is graph]
+    seeds: list[Any] = list(given)
+    if len(given) != len(targets):
+        return seeds
+    with (
+        tf.control_dependencies([y.op for y in here]),
+        tf.name_scope("recompute/seed"),
+    ):
+        for index, (y, gradient) in enumerate(zip(targets, given, strict=True)):
+            if not isinstance(y, tf.Tensor) or not y.dtype.is_floating:
+                continue
+            if gradient is None:
+                seed = tf.ones(tf.shape(y), y.dtype)
+            elif isinstance(gradient, tf.IndexedSlices):
+                continue
+            else:
+                seed = tf.identity(gradient)
+            if tf_internals.in_xla(graph) and seed.dtype == y.dtype:
+                seed = fences.tied_seed(here, seed)
+            seeds[index] = seed
+    return seeds
+
+
+@contextmanager
+def _as_autodiff_made_it(targets: list[Any], graph: tf.Graph) -> Iterator[None]:
+    """Undoes, for the moment, what earlier calls redirected upstream of `targets`.
+
+    Autodiff through a rewired edge would follow the copy and miss the paths that the
+    original has: silently wrong gradients of gradients.
+    """
+    edges = [edge for done in _rewired.get(graph, ()) for edge in done.edges]
+    if edges:
+        upstream = _upstream(targets)
+        edges = [edge for edge in edges if id(edge[0]) in upstream]
+    redirected = [op.inputs[index] for op, index, _ in edges]
+    for op, index, original in edges:
+        tf_internals.update_input(op, index, original)
+    try:
+        yield
+    finally:
+        for (op, index, _), copy in zip(edges, redirected, strict=True):
+            tf_internals.update_input(op, index, copy)
+
+
+def _upstream(targets: list[Any]) -> set[int]:
+    """The identities of all ops that the targets depend on."""
+    stack = [y.op for y in targets if isinstance(y, tf.Tensor)]
+    found: set[int] = set()
+    while stack:
+        op = stack.pop()
+        if id(op) not in found:
+            found.add(id(op))
+            stack.extend(tensor.op for tensor in op.inputs)
+    return found

@@ -6,17 +6,18 @@ edge from it stands for the body's side effects and not for its results. There t
 hangs on an `Identity` of the first result.
 
 XLA drops control edges, and then merges each copy with its original (common
-subexpression elimination), so that nothing is saved; `XlaOptimizationBarrier` is expanded
-before that pass runs on CPUs. What XLA cannot see through is data. A copy that reads only
-kept tensors reads the smallest of them through
+subexpression elimination), so that nothing is saved; `XlaOptimizationBarrier` is
+expanded before that pass runs on CPUs. What XLA cannot see through is data. A copy that
+reads only kept tensors reads the smallest of them through
 
     where(bits(g) != odd, x, 0)    with g one element of the incoming gradient,
 
-where *odd* is one particular NaN pattern that no arithmetic produces. The copy now depends
-on the gradient, every bit of x survives (-0.0, NaN and denormals included), and the
-selection fuses into the copy. If the incoming gradient is a compile-time constant (a loss
-that is a plain sum), XLA folds the predicate; so the predicate also takes an element of
-the last result of the segment before, and the seed depends on the loss (`tied_seed`).
+where *odd* is one particular NaN pattern that no arithmetic produces. The copy now
+depends on the gradient, every bit of x survives (-0.0, NaN and denormals included), and
+the selection fuses into the copy. If the incoming gradient is a compile-time constant
+(a loss that is a plain sum), XLA folds the predicate; so the predicate also takes an
+element of the last result of the segment before, and the seed depends on the loss
+(`tied_seed`).
 
 Integer seeds of stateless random ops must be tied as well, or dropout masks are merged
 and held. An integer is tied only if its value comes from a variable, the caller or a
@@ -50,9 +51,7 @@ class Fence(abc.ABC):
     """How the ties of a schedule are made real while its steps are written in order."""
 
     @abc.abstractmethod
-    def inputs(
-        self, index: int, op: int, inputs: list[tf.Tensor]
-    ) -> list[tf.Tensor]:
+    def inputs(self, index: int, op: int, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         """What the copy of `op` at step `index` shall read instead of `inputs`."""
 
     @abc.abstractmethod
@@ -74,9 +73,7 @@ class ControlFence(Fence):
         self._written: dict[int, tf.Operation] = {}
         self._handles: dict[int, tf.Operation] = {}
 
-    def inputs(
-        self, index: int, op: int, inputs: list[tf.Tensor]
-    ) -> list[tf.Tensor]:
+    def inputs(self, index: int, op: int, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         """Unchanged: control edges leave data alone."""
         return inputs
 
@@ -103,23 +100,17 @@ class ControlFence(Fence):
 class DataFence(Fence):
     """Ties as data edges that XLA cannot fold away."""
 
-    def __init__(
-        self, reading: Reading, buffers: Buffers, schedule: Schedule
-    ) -> None:
+    def __init__(self, reading: Reading, buffers: Buffers, schedule: Schedule) -> None:
         self._reading = reading
         self._buffers = buffers
         self._schedule = schedule
         self._made_by_copy = set(schedule.recomputed)
         self._predicate: tf.Tensor | None = None
         self._newest: tf.Tensor | None = None
-        self._previous: tf.Tensor | None = None
         self._serving: list[int] = _next_backward(schedule)
-        self._fresh = True
         self._runtime = _RuntimeValues(reading)
 
-    def inputs(
-        self, index: int, op: int, inputs: list[tf.Tensor]
-    ) -> list[tf.Tensor]:
+    def inputs(self, index: int, op: int, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         """Ties an entry copy: one that reads nothing recomputed."""
         node = self._reading.graph.ops[op]
         graph = self._reading.graph

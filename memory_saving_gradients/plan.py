@@ -70,5 +70,5 @@ def remember(plan: Plan) -> None:
 
 
 def last_plan() -> Plan | None:
-    """The plan of the newest gradient that this thread rewrote, None if there is none."""
+    """The plan of the newest gradient that this thread rewrote, or None."""
     return getattr(_newest, "plan", None)

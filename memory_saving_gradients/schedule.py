@@ -10,18 +10,18 @@ control edge, a data edge) is the writer's business.
 
 The algorithm:
 
-1. `backward_order` (independent of the selection): among the backward ops that are ready
-   run the one that serves the latest part of the forward pass, so that the gradient of a
-   layer's weights runs as soon as its inputs are there, before an earlier layer is
-   touched. The place an op serves is the latest residual that it or any op downstream
-   of it reads; ops that lead to nothing but a result have no reason to wait.
+1. `backward_order` (independent of the selection): among the backward ops that are
+   ready run the one that serves the latest part of the forward pass, so that the
+   gradient of a layer's weights runs as soon as its inputs are there, before an earlier
+   layer is touched. The place an op serves is the latest residual that it or any op
+   downstream of it reads; ops that lead to nothing but a result have no reason to wait.
 2. `copy_slots`: walking the forward ops backwards, an op is recomputed if one of its
    outputs is read in the backward pass and not kept, and its copy runs just before the
    first step that needs it. On a chain this is exactly recomputation by segments; on
    other graphs it needs no segments.
-3. `make_schedule`: steps in order; each step that touches a buffer worth the name waits for
-   the one before it on the same device, unless it reads from it anyway. A copy waits, too,
-   for gradients that come from another device.
+3. `make_schedule`: steps in order; each step that touches a buffer worth the name waits
+   for the one before it on the same device, unless it reads from it anyway. A copy
+   waits, too, for gradients that come from another device.
 
 Linear up to the logarithm of a heap.
 
@@ -280,7 +280,7 @@ def _next_backward(steps: tuple[Step, ...]) -> list[int]:
 
 
 def _gradient_makers(buffers: Buffers, op: int) -> list[int]:
-    """The backward ops that make what backward op `op` reads, free-standing ones only."""
+    """The free-standing backward ops that make what backward op `op` reads."""
     graph = buffers.graph
     makers = {graph.tensors[tensor].op for tensor in buffers.reads[op]}
     return [

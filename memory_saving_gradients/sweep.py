@@ -81,6 +81,15 @@ class Sweep:
         """The peak of the current selection."""
         return int(self.profile().max(initial=0))
 
+    @property
+    def peak_if_consumed(self) -> int:
+        """The peak if each gradient were consumed as soon as it is there."""
+        return int(self.profile_if_consumed().max(initial=0))
+
+    def profile_if_consumed(self) -> NDArray[np.int64]:
+        """`profile` without gradients that only wait for the caller."""
+        return self.profile() - self._waiting
+
     def profile(self) -> NDArray[np.int64]:
         """The highest live bytes at each forward position, then within each slot."""
         return np.concatenate(
@@ -91,7 +100,7 @@ class Sweep:
         )
 
     def toggle(self, tensor: int) -> None:
-        """Keeps the forward-made `tensor` if it was not kept, and the other way round."""
+        """Keeps the forward-made `tensor` if it was not kept, and vice versa."""
         self.kept.symmetric_difference_update((tensor,))
         self._settle([self._maker[tensor]], {tensor})
 
@@ -188,16 +197,24 @@ class Sweep:
             sum(size[t] for t in buffers.makes[op]) for op in buffers.backward
         ]
         self._dying_late: list[list[int]] = [[] for _ in buffers.backward]
+        waiting = np.zeros(self._slot_count + 2, np.int64)
         for slot, op in enumerate(buffers.backward):
             for tensor in buffers.makes[op]:
                 end = self._late[tensor][-1] if self._late[tensor] else slot
                 if tensor in buffers.endless:
+                    waiting[end + 1] += size[tensor]
                     end = self._slot_count
                 else:
                     self._dying_late[end].append(
                         size[tensor] if end > slot else -size[tensor]
                     )
                 self._add(self._backward_live, slot + 1, end + 1, size[tensor])
+        self._waiting = np.concatenate(
+            [
+                np.zeros(self._forward_count, np.int64),
+                np.cumsum(waiting)[: self._slot_count],
+            ]
+        )
 
     def _settle(self, positions: Iterable[int], changed: set[int]) -> None:
         heap = [-position for position in positions]
@@ -234,7 +251,7 @@ class Sweep:
         self.slots[position] = slot
 
     def _recount(self, tensor: int, slots: set[int], readers: set[int]) -> None:
-        """Replaces a tensor's stretches; notes which slots and positions that touches."""
+        """Replaces a tensor's stretches and notes what has to be walked again."""
         new = self._stretch_of(tensor)
         old = self._stretch.get(tensor)
         if new == old:

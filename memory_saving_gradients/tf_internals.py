@@ -18,14 +18,15 @@ from memory_saving_gradients.errors import UnsupportedTensorFlowError
 
 __all__ = [
     "add_control_input",
+    "builds_function",
     "copy_op",
     "creation_scope",
     "drop_control_inputs",
-    "forward_op_of",
     "gradients_helper",
     "in_control_flow_v1",
     "in_xla",
     "is_stateful",
+    "mutation_lock",
     "unique_name",
     "update_input",
 ]
@@ -54,6 +55,12 @@ gradients_helper = _bind("tensorflow.python.ops.gradients_util", "_GradientsHelp
 # no other mark until compilation.
 in_xla = _bind("tensorflow.python.ops.control_flow_util", "GraphOrParentsInXlaContext")
 
+# A graph that is the body of a `tf.function`; there is no public test for it.
+_func_graph = _bind("tensorflow.python.framework.func_graph", "FuncGraph")
+
+# While it is held no session may run the graph: stock takes it, too.
+_bind("tensorflow.python.framework.ops", "Graph", "_mutation_lock")
+
 # Operations are copied with the attributes of their NodeDef; the public
 # `Graph.create_op` is deprecated and re-derives what is known, at five times the time.
 _from_node_def = _bind("tensorflow.python.framework.ops", "Operation", "from_node_def")
@@ -72,11 +79,6 @@ def is_stateful(op: tf.Operation) -> bool:
     return bool(op._is_stateful)
 
 
-def forward_op_of(op: tf.Operation) -> tf.Operation | None:
-    """The op whose gradient a backward op belongs to (set by TensorFlow's autodiff)."""
-    return getattr(op, "_original_op", None)
-
-
 def in_control_flow_v1(op: tf.Operation) -> bool:
     """Whether the op stands inside a TensorFlow 1 loop or branch."""
     return op._get_control_flow_context() is not None
@@ -87,6 +89,17 @@ def unique_name(graph: tf.Graph, name: str) -> str:
     # `Graph.unique_name` prefixes the open scope: close all scopes for the moment.
     with graph.name_scope(None):
         return graph.unique_name(name)
+
+
+def builds_function(graph: tf.Graph) -> bool:
+    """Whether `graph` is the body of a `tf.function`."""
+    return isinstance(graph, _func_graph)
+
+
+def mutation_lock(graph: tf.Graph) -> contextlib.AbstractContextManager[None]:
+    """Keeps sessions from running `graph` while it is changed."""
+    lock: contextlib.AbstractContextManager[None] = graph._mutation_lock()
+    return lock
 
 
 @contextlib.contextmanager
@@ -108,7 +121,7 @@ def creation_scope(graph: tf.Graph) -> Iterator[None]:
 def copy_op(
     graph: tf.Graph, op: tf.Operation, name: str, inputs: Sequence[tf.Tensor]
 ) -> tf.Operation:
-    """Makes a copy of `op` that reads `inputs`: same attributes, device, control inputs.
+    """A copy of `op` that reads `inputs`: same attributes, device, control inputs.
 
     Call it inside `creation_scope`.
     """

@@ -24,8 +24,8 @@ from memory_saving_gradients.graph import (
 __all__ = ["CALL_TYPES", "Reading", "read"]
 
 _ALIAS_TYPES = frozenset(
-    """Bitcast EnsureShape ExpandDims Identity IdentityN PreventGradient Reshape Snapshot
-    Squeeze StopGradient""".split()
+    """Bitcast EnsureShape ExpandDims Identity IdentityN PreventGradient Reshape
+    Snapshot Squeeze StopGradient""".split()
 )
 
 # Ops whose result is there anyway: held by a variable, the caller or the graph itself.
@@ -51,15 +51,15 @@ CALL_TYPES = frozenset(
 # Kernels that write into an input of equal size when it dies (TensorFlow's
 # `forward_input_or_allocate_output`).
 _IN_PLACE_TYPES = frozenset(
-    """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd Ceil ClipByValue
-    Complex Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad Erf Erfc Exp Expm1 Floor
-    FloorDiv FloorMod FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3
-    FusedBatchNormGradV3 Inv InvGrad LeakyRelu LeakyReluGrad Lgamma Log Log1p LogSoftmax
-    Maximum Minimum Mod Mul MulNoNan Neg Pow RealDiv Reciprocal ReciprocalGrad Relu Relu6
-    Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad Sigmoid
-    SigmoidGrad Sign Sin Sinh Softmax Softplus SoftplusGrad Softsign SoftsignGrad Sqrt
-    SqrtGrad Square SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv Xdivy Xlog1py
-    Xlogy""".split()
+    """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd Ceil
+    ClipByValue Complex Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad Erf Erfc Exp
+    Expm1 Floor FloorDiv FloorMod FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3
+    FusedBatchNormGradV3 Inv InvGrad LeakyRelu LeakyReluGrad Lgamma Log Log1p
+    LogSoftmax Maximum Minimum Mod Mul MulNoNan Neg Pow RealDiv Reciprocal
+    ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad SelectV2
+    Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softmax Softplus SoftplusGrad
+    Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh
+    TanhGrad TruncateDiv Xdivy Xlog1py Xlogy""".split()
 )
 
 _ATTRIBUTES = {
@@ -225,7 +225,7 @@ def _forward_inputs(
 def _sizes(
     tensors: Sequence[tf.Tensor], unknown_dim: int
 ) -> tuple[list[int], list[tuple[int, ...]], list[int]]:
-    """Bytes and full shapes of all tensors, and which of them rest on the assumption."""
+    """Bytes and full shapes of all tensors, and which rest on the assumption."""
     sizes: list[int] = []
     shapes: list[tuple[int, ...]] = []
     assumed: list[int] = []
@@ -290,8 +290,7 @@ def _op_node(
         heavy=cost.is_heavy(signature),
         pin=_pin(op),
         in_place=op.type in _IN_PLACE_TYPES,
-        metadata_only=op.type in _SHAPE_TYPES
-        or (created and op.type in _ZEROS_TYPES),
+        metadata_only=op.type in _SHAPE_TYPES or (created and op.type in _ZEROS_TYPES),
         device=op.device,
         free_order=not in_loop,
     )

@@ -1,15 +1,16 @@
 """From a `Schedule` back into the `tf.Graph`: the second of the two edges.
 
 Only new ops are made, and only ops that the current call created are changed: a v1
-session ignores edits to ops that it has run. A copy has its original's attributes, device,
-colocation and control inputs, and stands in the name scope `recompute/`.
+session ignores edits to ops that it has run. A copy has its original's attributes,
+device, colocation and control inputs, and stands in the name scope `recompute/`.
 
-1. For each step of the schedule that is a copy, the forward op is copied; inputs that were
-   recomputed are read from their copies, all others from the originals.
+1. For each step of the schedule that is a copy, the forward op is copied; inputs that
+   were recomputed are read from their copies, all others from the originals.
 2. Each input of a backward op whose buffer was recomputed is redirected to the copy.
-   Shape and zeros-like ops are left alone (they hold nothing, if they wait for nothing).
-3. Ties are made real: by control edges for the executor, which forgets none of them, and
-   by data edges for XLA (`fences`), which forgets all control edges.
+   Shape and zeros-like ops are left alone (they hold nothing, if they wait for
+   nothing).
+3. Ties are made real: by control edges for the executor, which forgets none of them,
+   and by data edges for XLA (`fences`), which forgets all control edges.
 """
 
 from __future__ import annotations
@@ -120,9 +121,7 @@ class _Writer:
             self.done.edges.append((target, index, tensor))
             tf_internals.update_input(target, index, self._current(number))
 
-    def _copied(
-        self, original: tf.Operation, inputs: list[tf.Tensor]
-    ) -> tf.Operation:
+    def _copied(self, original: tf.Operation, inputs: list[tf.Tensor]) -> tf.Operation:
         name = tf_internals.unique_name(self._tf_graph, f"recompute/{original.name}")
         return tf_internals.copy_op(self._tf_graph, original, name, inputs)
 

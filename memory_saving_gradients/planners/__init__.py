@@ -1,7 +1,7 @@
 """Choosing what is kept: one file a strategy, one signature, one table of names.
 
-A planner looks at a `Problem` and returns the ids of the tensors that are kept. It never
-raises for want of a bottleneck: where nothing can be saved it keeps everything.
+A planner looks at a `Problem` and returns the ids of the tensors that are kept. It
+never raises for want of a bottleneck: where nothing can be saved it keeps everything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cutting the forward pass into segments: the least peak by dynamic programming.
 
-The problem: keep few tensors, and recompute everything between them, so that the peak is
-as low as it can be. A *cut* is a place in the forward order; its *boundary* are the
+The problem: keep few tensors, and recompute everything between them, so that the peak
+is as low as it can be. A *cut* is a place in the forward order; its *boundary* are the
 tensors that cross it. A cut with one tensor is an articulation point, but U-Nets and
 DenseNets have few of these, so a boundary here is a set of any size.
 
@@ -16,15 +16,17 @@ The algorithm:
    spread evenly over the residuals' bytes (`candidate_cuts`).
 2. The bytes that a step from p to q keeps (those made in (p, q] that cross q) come for
    all pairs at once from a two-dimensional prefix sum.
-3. For a bound M on the peak, `least_kept` finds for each cut the fewest bytes kept on the
-   way there such that no segment's local peak exceeds M. Bisection finds the least M.
+3. For a bound M on the peak, `least_kept` finds for each cut the fewest bytes kept on
+   the way there such that no segment's local peak exceeds M. Bisection finds the least
+   M.
 
 Segments come out uneven: the kept tensors die as backpropagation proceeds, so early
 segments, differentiated last, may be longer. On a chain of n unit tensors the peak is
 about √(2n), where equal segments (Chen et al. 2016, arXiv 1604.06174) give 2√n.
 
-O(c²) in the number of cuts c for each M. Kusumoto et al. (arXiv 1905.11722) do this over
-all lower sets, which is exact and exponential; order and boundary sets lose little.
+O(c²) in the number of cuts c for each M. Kusumoto et al. (arXiv 1905.11722) do this
+over all lower sets, which is exact and exponential; order and boundary sets lose
+little.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from numpy.typing import NDArray
 
 from memory_saving_gradients.planners.problem import Problem
 
-__all__ = ["CutTable", "candidate_cuts", "cut_table", "least_kept", "selection_at"]
+__all__ = ["CutTable", "candidate_cuts", "cut_tables", "least_kept", "selection_at"]
 
 MOST_CUTS = 240
 """More candidate cuts than this are thinned out: a table of pairs is quadratic."""
@@ -61,7 +63,7 @@ class CutTable:
 
 @dataclass(frozen=True)
 class _Life:
-    """For each useful tensor: where it is made, where it is read last, how big it is."""
+    """For each useful tensor: where it is made and read last, and how big it is."""
 
     tensors: list[int]
     made: NDArray[np.int64]
@@ -142,12 +144,13 @@ def candidate_cuts(problem: Problem) -> NDArray[np.int64]:
     return np.concatenate([[0], inner, [count]]).astype(np.int64)
 
 
-def cut_table(problem: Problem) -> CutTable:
-    """Builds the table for the candidate cuts of a problem."""
+def cut_tables(problem: Problem) -> list[CutTable]:
+    """Tables for the candidate cuts: gradients held to the end, half of them, none."""
     cuts = candidate_cuts(problem)
     lives = _lives(problem)
     count = len(cuts)
-    # Between cuts i < j: made at or after cut i (made + 1 > cuts[i]) and alive across j.
+    # Between cuts i < j: made at or after cut i (made + 1 > cuts[i]) and alive across
+    # j.
     made_in = np.searchsorted(cuts, lives.made, side="right")  # first cut after it
     dead_by = np.searchsorted(cuts, lives.last, side="right")  # first cut it misses
     crossing = np.zeros((count + 1, count + 1), np.int64)
@@ -162,22 +165,33 @@ def cut_table(problem: Problem) -> CutTable:
     np.add.at(residual, made_in, lives.size * lives.residual)
     upto = np.cumsum(residual)
     local = upto[None, :count] - upto[:count, None]
-    local = local + _gradient_bytes(problem, cuts) + _forced_bytes(problem, cuts)
-    return CutTable(cuts, np.triu(kept, 1), np.triu(local, 1))
+    local = local + _forced_bytes(problem, cuts)
+    return [
+        CutTable(
+            cuts,
+            np.triu(kept, 1),
+            np.triu(local + _gradient_bytes(problem, cuts, share), 1),
+        )
+        for share in (1.0, 0.5, 0.0)
+    ]
 
 
-def _gradient_bytes(problem: Problem, cuts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For segment (i, j] the highest bytes of backward-made buffers meanwhile."""
+def _gradient_bytes(
+    problem: Problem, cuts: NDArray[np.int64], share: float
+) -> NDArray[np.int64]:
+    """For segment (i, j] the highest bytes of backward-made buffers meanwhile, if the
+    caller holds this share of the finished gradients."""
     buffers = problem.buffers
     live = np.zeros(len(buffers.backward) + 2, np.int64)
     for slot, op in enumerate(buffers.backward):
         for tensor in buffers.makes[op]:
             readers = buffers.backward_readers[tensor]
             end = readers[-1] if readers else slot
+            size = buffers.size[tensor]
+            live[slot] += size
+            live[end + 1] -= size
             if tensor in buffers.endless:
-                end = len(buffers.backward)
-            live[slot] += buffers.size[tensor]
-            live[end + 1] -= buffers.size[tensor]
+                live[end + 1] += int(share * size)
     profile = np.cumsum(live)
     # The forward place that the pass has come down to by each slot.
     place = len(buffers.forward)

@@ -1,46 +1,50 @@
 """Improving a selection with the exact simulator.
 
-Both moves change one tensor at a time through a `Sweep` and take back what did not help,
-so they never make a selection worse. Both are bounded by a number of questions, never by
-the clock: the plan must not depend on how busy the machine is.
+Both moves change one tensor at a time through a `Sweep` and take back what did not
+help, so they never make a selection worse. Both are bounded by a number of questions,
+never by the clock: the plan must not depend on how busy the machine is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from memory_saving_gradients.planners.problem import Problem
 from memory_saving_gradients.sweep import Sweep
 
-__all__ = ["lower_peak", "spend_slack"]
+__all__ = ["lower_peak", "score", "spend_slack"]
 
 _QUESTIONS = 4000
 """At most so many changes are tried for each refinement."""
 
 
+_CONSUMED = 2
+"""How much more the peak counts of a caller who consumes gradients at once."""
+
+
 def lower_peak(problem: Problem, sweep: Sweep, questions: int = _QUESTIONS) -> None:
     """Changes one tensor at a time, at the peak, as long as the peak falls.
 
-    A peak is often reached at several steps at once, so a change counts as an
-    improvement, too, if fewer bytes stand above 97 % of the peak.
+    Two peaks count (`score`): that of a caller who holds all gradients to the end, to
+    clip them by their global norm, say, and that of one who consumes each at once, as
+    most optimizers do. Nobody can tell which it will be when the graph is rewired. A
+    peak is often reached at several steps at once, so a change counts as an
+    improvement, too, if fewer bytes stand above 97 % of it.
     """
     candidates = set(problem.candidates)
-    score = _score(sweep)
+    best = score(sweep)
     while questions > 0:
-        top = int(sweep.profile().argmax())
-        originals, copies = sweep.alive(top)
-        size = problem.buffers.size
-        alive = dict.fromkeys(
-            tensor for tensor in (*originals, *copies) if tensor in candidates
-        )
-        moves = sorted(alive, key=lambda t: (-size[t], t))
+        moves = _moves(problem, sweep, candidates)
         improved = False
         for tensor in moves:
             questions -= 1
             sweep.toggle(tensor)
-            new = _score(sweep)
-            if new < score:
-                score = new
+            new = score(sweep)
+            if new < best:
+                best = new
                 improved = True
                 break
             sweep.toggle(tensor)
@@ -50,22 +54,46 @@ def lower_peak(problem: Problem, sweep: Sweep, questions: int = _QUESTIONS) -> N
             return
 
 
-def _score(sweep: Sweep) -> tuple[int, int]:
-    profile = sweep.profile()
+def _moves(problem: Problem, sweep: Sweep, candidates: set[int]) -> list[int]:
+    """The tensors that are alive at one of the two peaks, largest first."""
+    size = problem.buffers.size
+    tops = dict.fromkeys(
+        (int(sweep.profile().argmax()), int(sweep.profile_if_consumed().argmax()))
+    )
+    alive: set[int] = set()
+    for top in tops:
+        originals, copies = sweep.alive(top)
+        alive.update(originals, copies)
+    return sorted(alive & candidates, key=lambda t: (-size[t], t))
+
+
+def score(sweep: Sweep) -> tuple[int, int]:
+    """How good a selection is: both peaks, then how much stands near them."""
+    held, near_held = _peak(sweep.profile())
+    consumed, near_consumed = _peak(sweep.profile_if_consumed())
+    return held + _CONSUMED * consumed, near_held + _CONSUMED * near_consumed
+
+
+def _peak(profile: NDArray[np.int64]) -> tuple[int, int]:
     peak = int(profile.max(initial=0))
     floor = peak - peak // 32
     above = profile[profile > floor]
     return peak, int(above.sum()) - floor * len(above)
 
 
-def spend_slack(problem: Problem, sweep: Sweep, bound: int) -> None:
-    """Keeps recomputed tensors, the costliest first, while the peak is under `bound`."""
+def spend_slack(problem: Problem, sweep: Sweep) -> None:
+    """Keeps recomputed tensors, the costliest first, where that raises neither peak."""
+    held, consumed = sweep.peak_bytes, sweep.peak_if_consumed
     for tensor in _by_cost(problem, sweep):
         if tensor in sweep.kept:
             continue
         before = sweep.extra_seconds
         sweep.toggle(tensor)
-        if sweep.peak_bytes > bound or sweep.extra_seconds >= before:
+        if (
+            sweep.extra_seconds >= before
+            or sweep.peak_bytes > held
+            or sweep.peak_if_consumed > consumed
+        ):
             sweep.toggle(tensor)
 
 

@@ -1,10 +1,10 @@
 """The strategy `speed`: nothing that is dear to compute is computed twice.
 
 The results of heavy ops (`cost.is_heavy`: many FLOPs a byte) are held, and what they
-feed is not: normalisations, activations, dropout and the scores of small attention heads
-cost a few passes over memory to redo, and take up most of it. Among that cheap rest the
-planner of `memory` finds the lowest peak; it then gives back every recomputation that
-does not lower it.
+feed is not: normalisations, activations, dropout and the scores of small attention
+heads cost a few passes over memory to redo, and take up most of it. Among that cheap
+rest the planner of `memory` finds the lowest peak; it then gives back every
+recomputation that does not lower it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,197 @@
+"""One journey: a stock gradient in, the same gradient in less memory out.
+
+1. `tf_read` turns the graph into plain data, `schedule` orders the backward ops.
+2. A strategy, or the user, selects what is kept.
+3. The selection is laid out and simulated, and dropped if it saves nothing.
+4. `tf_write` rewires the backward ops.
+5. What was done is remembered as a `Plan` and logged in one line.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients import selection, tf_internals
+from memory_saving_gradients.buffers import Buffers
+from memory_saving_gradients.checkpoints import Auto, Checkpoints
+from memory_saving_gradients.plan import Plan, remember
+from memory_saving_gradients.planners import Problem
+from memory_saving_gradients.schedule import (
+    Schedule,
+    Step,
+    backward_order,
+    make_schedule,
+)
+from memory_saving_gradients.simulate import Timeline, simulate, simulate_stock
+from memory_saving_gradients.tf_read import Reading, read
+from memory_saving_gradients.tf_write import Rewiring, write
+from memory_saving_gradients.verify import verified
+
+__all__ = ["StockGradient", "rewire"]
+
+_SLOW_PLANNING_SECONDS = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StockGradient:
+    """What TensorFlow's autodiff has built.
+
+    Attributes:
+        graph: Where it was built.
+        targets: What was differentiated.
+        seeds: The gradients that backpropagation starts from.
+        gradients: What autodiff returned.
+        created: The ops that it created, in order of creation.
+    """
+
+    graph: tf.Graph
+    targets: Sequence[Any]
+    seeds: Sequence[Any]
+    gradients: Sequence[Any]
+    created: Sequence[tf.Operation]
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """A schedule, what it is predicted to do, and why it is stock's if it is."""
+
+    schedule: Schedule
+    timeline: Timeline
+    stock: Timeline
+    reason: str
+
+
+def rewire(
+    built: StockGradient, checkpoints: Checkpoints, *, unknown_dim: int, verify: bool
+) -> tuple[list[Any], Rewiring | None]:
+    """Makes the backward pass that was just built recompute instead of hold.
+
+    Args:
+        built: The stock gradient.
+        checkpoints: What to keep; a collection has been looked up already.
+        unknown_dim: What an unknown dimension is taken to be.
+        verify: Whether the gradients shall depend on an assertion that every
+            recomputed tensor is what it was the first time.
+
+    Returns:
+        The gradients, and what was redirected (None if the graph stays as it is).
+    """
+    started = time.perf_counter()
+    graph = built.graph
+    results = tf.nest.flatten(list(built.gradients), expand_composites=True)
+    reading = read(
+        built.created,
+        [y for y in built.targets if isinstance(y, tf.Tensor)],
+        [part for part in results if part is not None],
+        unknown_dim=unknown_dim,
+    )
+    seed_ops = {id(seed.op) for seed in built.seeds if isinstance(seed, tf.Tensor)}
+    starts = {n for n, op in enumerate(reading.ops) if id(op) in seed_ops}
+    buffers = Buffers(reading.graph, backward_order(reading.graph, starts))
+    decision = _decide(checkpoints, buffers, starts, reading, graph)
+    gradients, rewiring = list(built.gradients), None
+    if not decision.reason:
+        rewiring = write(graph, reading, buffers, decision.schedule)
+        if verify:
+            gradients = verified(gradients, reading, rewiring, graph)
+    elapsed = time.perf_counter() - started
+    plan = _plan(checkpoints, reading, decision, elapsed, graph)
+    remember(plan)
+    _report(plan)
+    return gradients, rewiring
+
+
+def _decide(
+    checkpoints: Checkpoints,
+    buffers: Buffers,
+    starts: set[int],
+    reading: Reading,
+    graph: tf.Graph,
+) -> _Decision:
+    """Steps 2 and 3 of the module's outline."""
+    stock = simulate_stock(buffers)
+    kept = selection.select(checkpoints, Problem(buffers), reading, graph)
+    schedule = make_schedule(
+        buffers, kept, seeds=starts, significant_bytes=stock.peak_bytes // 2000
+    )
+    timeline = simulate(buffers, schedule)
+    reason = _reason_for_stock(checkpoints, schedule, timeline, stock)
+    if reason:
+        steps = tuple(Step(op) for op in buffers.backward)
+        schedule = Schedule(steps, (), frozenset(buffers.residuals))
+        timeline = stock
+    return _Decision(schedule, timeline, stock, reason)
+
+
+def _reason_for_stock(
+    checkpoints: Checkpoints, schedule: Schedule, timeline: Timeline, stock: Timeline
+) -> str:
+    """Why the graph is left as it is, or ""."""
+    if not schedule.recomputed:
+        return "there is nothing that could be recomputed to save memory"
+    saved = stock.peak_bytes - timeline.peak_bytes
+    if saved < 0 or (saved == 0 and isinstance(checkpoints, Auto)):
+        return "no plan that was tried has a lower peak than stock"
+    return ""
+
+
+def _plan(
+    checkpoints: Checkpoints,
+    reading: Reading,
+    decision: _Decision,
+    elapsed: float,
+    graph: tf.Graph,
+) -> Plan:
+    ops = reading.graph.ops
+    tensors = reading.graph.tensors
+    schedule = decision.schedule
+    extra = sum(ops[op].seconds for op in schedule.recomputed)
+    return Plan(
+        strategy=selection.describe(checkpoints),
+        kept=tuple(
+            tensors[t].name
+            for t in sorted(schedule.kept)
+            if ops[tensors[t].op].pin is None and t not in reading.graph.targets
+        ),
+        recomputed=tuple(ops[op].name for op in schedule.recomputed),
+        stock_peak_bytes=decision.stock.peak_bytes,
+        predicted_peak_bytes=decision.timeline.peak_bytes,
+        extra_seconds=extra,
+        extra_fraction=extra / reading.graph.seconds if reading.graph.seconds else 0.0,
+        planning_seconds=elapsed,
+        reason=decision.reason,
+        xla=bool(tf_internals.in_xla(graph)),
+        stock=decision.stock,
+        timeline=decision.timeline,
+        schedule=schedule,
+        reading=reading,
+    )
+
+
+def _report(plan: Plan) -> None:
+    """One INFO line a call."""
+    note = f" (left as it was: {plan.reason})" if plan.reason else ""
+    slow = plan.planning_seconds > _SLOW_PLANNING_SECONDS
+    _log.info(
+        "%s: peak %.1f MB instead of %.1f MB, %.0f %% more work, %d ops recomputed%s; "
+        "planned in %.1f s%s",
+        plan.strategy,
+        plan.predicted_peak_bytes / 1e6,
+        plan.stock_peak_bytes / 1e6,
+        100 * plan.extra_fraction,
+        len(plan.recomputed),
+        note,
+        plan.planning_seconds,
+        f", over {_SLOW_PLANNING_SECONDS:.0f} s: the graph has "
+        f"{len(plan.reading.ops)} ops"
+        if slow
+        else "",
+    )

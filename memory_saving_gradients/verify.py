@@ -1,0 +1,107 @@
+"""Verify mode: is every recomputed tensor, bit for bit, what it was the first time?
+
+It can differ where an op is not the function that its registration claims, or where a
+v1 session is fed an intermediate tensor: the feed replaces the original and not the
+copy.
+
+All comparisons are made in one step and end in one assertion, whose message names the
+first op, in graph order, that differs, what about it differs, and the line of user code
+that made it. Floating-point numbers are compared by their bits: a NaN equals itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients import tf_internals
+from memory_saving_gradients.errors import VerificationUnavailableError
+from memory_saving_gradients.tf_read import Reading
+from memory_saving_gradients.tf_write import Rewiring
+from memory_saving_gradients.user_code import user_line
+
+__all__ = ["verified"]
+
+
+def verified(
+    gradients: Sequence[Any], reading: Reading, rewiring: Rewiring, graph: tf.Graph
+) -> list[Any]:
+    """Makes the gradients depend on an assertion that nothing was recomputed wrongly.
+
+    Args:
+        gradients: What `gradients()` would return.
+        reading: The training graph.
+        rewiring: What was copied.
+        graph: Where all this lives.
+
+    Returns:
+        The same gradients; reading them fails with an
+        `InvalidArgumentError` if a recomputed tensor differs.
+
+    Raises:
+        VerificationUnavailableError: The graph is compiled by XLA.
+    """
+    if tf_internals.in_xla(graph):
+        raise VerificationUnavailableError(
+            "`memory_saving_gradients.gradients`: `verify=True` needs assertions at "
+            "run time, but XLA drops them. Verify with `jit_compile=False`."
+        )
+    if not rewiring.copies:
+        return list(gradients)
+    with tf_internals.creation_scope(graph), tf.name_scope("recompute/verify"):
+        assertion = _assertion(reading, rewiring)
+        with tf.control_dependencies([assertion]):
+            return [_after(gradient) for gradient in gradients]
+
+
+def _assertion(reading: Reading, rewiring: Rewiring) -> tf.Operation:
+    values: list[tf.Tensor] = []
+    shapes: list[tf.Tensor] = []
+    told: list[str] = []
+    for number in sorted(rewiring.copies):
+        original = reading.ops[number]
+        copy = rewiring.copies[number]
+        for first, second in zip(original.outputs, copy.outputs, strict=True):
+            values.append(_same_values(first, second))
+            shapes.append(_same_shape(first, second))
+            told.append(f"{first.name}, made at {user_line(original)}")
+    same = tf.logical_and(tf.stack(values), tf.stack(shapes))
+    worst = tf.argmin(tf.cast(same, tf.int32))
+    what = tf.where(tf.gather(tf.stack(shapes), worst), "values", "shape")
+    message = tf.strings.join(
+        [
+            "memory_saving_gradients: recomputation gave other ",
+            what,
+            " for ",
+            tf.gather(tf.constant(told), worst),
+        ]
+    )
+    return tf.debugging.Assert(tf.reduce_all(same), [message], summarize=1)
+
+
+def _same_shape(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    return _equal(tf.shape(first), tf.shape(second))
+
+
+def _same_values(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    if first.dtype.is_floating or first.dtype.is_complex:
+        first, second = tf.bitcast(first, tf.uint8), tf.bitcast(second, tf.uint8)
+    return _equal(first, second)
+
+
+def _equal(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    """Whether all elements are equal; False, not an error, if shapes do not match."""
+    equal = tf.raw_ops.Equal(x=first, y=second, incompatible_shape_error=False)
+    return tf.reduce_all(equal)
+
+
+def _after(gradient: Any) -> Any:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.identity(gradient.values), gradient.indices, gradient.dense_shape
+        )
+    return tf.identity(gradient)
