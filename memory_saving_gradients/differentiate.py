@@ -119,9 +119,8 @@ def gradients(
     if tf.executing_eagerly():
         raise EagerExecutionError(
             "`memory_saving_gradients.gradients` rewrites a graph, but was called "
-        Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost (arXiv
-        1604.06174).
-            "computed in it, too) or in a `tf.compat.v1.Graph`."
+            "eagerly, where there is none. Call it inside a `tf.function` (the loss must "
+            "be computed in it, too) or in a `tf.compat.v1.Graph`."
         )
     parsed = parse(checkpoints, PLANNERS)
     graph = tf.compat.v1.get_default_graph()

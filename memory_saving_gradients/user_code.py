@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-__all__ = ["layer_of", "user_line"]
+__all__ = ["layers_of", "user_line"]
 
 _OWN = os.path.dirname(os.path.abspath(__file__))
 _LIBRARIES = tuple(
@@ -44,7 +44,7 @@ def _short(filename: str) -> str:
     return relative if len(relative) < len(filename) else filename
 
 
-def layer_of(names: Sequence[str]) -> list[str]:
+def layers_of(names: Sequence[str]) -> list[str]:
     """For each op name its layer: the outermost scope that tells the ops apart.
 
     A Keras functional model wraps all its layers in one scope, which tells nothing and
