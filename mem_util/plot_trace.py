@@ -95,7 +95,7 @@ def trace_figure(traced: Trace, title: str | None = None) -> Figure:
     for row, line in enumerate(devices):
         axes = figure.add_subplot(grid[row, 0], sharex=first)
         first = first or axes
-        _draw_device(axes, line, traced.origin_ns, time_size)
+        _draw_device(axes, line, traced.origin_ns, time_size, seconds / time_size)
         _draw_alive(figure.add_subplot(grid[row, 1]), line)
     if lanes:
         axes = figure.add_subplot(grid[-1, 0], sharex=first)
@@ -135,12 +135,14 @@ def _time_axis(traced: Trace) -> tuple[float, str, float]:
     return (seconds, "ms", 1e-3) if seconds >= 1e-3 else (seconds, "µs", 1e-6)
 
 
-def _draw_device(axes: Axes, line: Timeline, origin_ns: int, time_size: float) -> None:
+def _draw_device(
+    axes: Axes, line: Timeline, origin_ns: int, time_size: float, end: float
+) -> None:
     """One device's live bytes, its rest, and its peak with the op that set it."""
     seconds, levels = line.curve(origin_ns)
     unit, size = byte_unit(line.peak_bytes)
-    times = [s / time_size for s in seconds]
-    curve = Curve("", [times[0], *times], [line.rest_bytes, *levels])
+    times = [0.0, *(s / time_size for s in seconds), end]
+    curve = Curve("", times, [line.rest_bytes, *levels, levels[-1]])
     draw_level(axes, curve, size, LINES[0], fill=0.22)
     if line.rest_bytes:
         axes.axhline(line.rest_bytes / size, color="#777777", linestyle=":", lw=1)
@@ -158,13 +160,12 @@ def _draw_device(axes: Axes, line: Timeline, origin_ns: int, time_size: float) -
     peak = line.peak_bytes / size
     axes.plot([at], [peak], "o", color=_PEAK, markersize=6, zorder=5)
     axes.set_ylim(0, peak * 1.22)
-    middle = (times[0] + times[-1]) / 2
     note = axes.annotate(
         f"peak {format_bytes(line.peak_bytes)}, set by {_shorten(line.peak_op, 40)}",
         (at, peak),
         textcoords="offset points",
-        xytext=(8 if at < middle else -8, 9),
-        ha="left" if at < middle else "right",
+        xytext=(8 if at < end / 2 else -8, 9),
+        ha="left" if at < end / 2 else "right",
         color=_PEAK,
         fontweight="bold",
         fontsize=9.5,
@@ -267,14 +268,16 @@ def _draw_kinds(axes: Axes, totals: dict[str, float]) -> None:
     """The legend of `_draw_lanes`, as bars of the time that each kind took."""
     colors = _colors(totals)
     places = range(len(totals))
-    values = [seconds * 1e3 for seconds in totals.values()]
+    unit, size = ("ms", 1e-3) if max(totals.values()) >= 1e-4 else ("µs", 1e-6)
+    values = [seconds / size for seconds in totals.values()]
     axes.barh(places, values, color=[colors.get(k, _GREY) for k in totals], height=0.72)
     # oneDNN's prefix would be all that is left to read of these names.
     names = [_shorten(kind.removeprefix("_MklNative"), 18) for kind in totals]
     axes.set_yticks(places, names, fontsize=7.5)
     axes.set_ylim(len(totals) - 0.4, -0.6)
-    axes.set_xlabel("time of all runs (ms)", fontsize=8)
+    axes.set_xlabel(f"time of all runs ({unit})", fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
+    axes.locator_params(axis="x", nbins=5)
     style_axes(axes, "")
 
 

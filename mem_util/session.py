@@ -31,7 +31,7 @@ def peak_memory(run_metadata: Any) -> PeakBytes:
         >>> from google.protobuf import text_format
         >>> import tensorflow as tf
         >>> metadata = text_format.Parse('''
-        ...     step_stats { dev_stats { device: "/job:a/task:0/device:CPU:0"
+        ...     step_stats { dev_stats { device: "/job:localhost/device:CPU:0"
         ...         node_stats { node_name: "x" all_start_micros: 1 memory {
         ...             allocation_records { alloc_micros: 5 alloc_bytes: 64 }
         ...             allocation_records { alloc_micros: 9 alloc_bytes: -64 } } } } }

@@ -127,17 +127,60 @@ def _read_host(plane: _Plane, found: _Found) -> None:
     total = sum(len(line.events) for line in plane.lines)
     with progress("Reading events", total) as advance:
         for line in plane.lines:
-            for name, start, end, event in plane.events(line):
-                if sign := _MEMORY.get(name):
-                    _add_memory(found, plane.stats(event), start, sign)
-                elif op := kinds.get(name):
-                    lane, device = line.name or str(line.id), "/cpu:0"
-                    op_name, kind = op["op"] or op["eager"], op["kind"] or op["eager"]
-                    found.spans.append(Span(op_name, kind, device, lane, start, end))
-                elif end > start and event.stats and _is_hlo(plane, event):
-                    kind, lane = re.sub(r"[.\d]+$", "", name), line.name or str(line.id)
-                    found.spans.append(Span(name, kind, "/cpu:0", lane, start, end))
+            _read_thread(plane, line, kinds, found)
             advance(len(line.events))
+
+
+def _read_thread(
+    plane: _Plane, line: Any, kinds: Mapping[str, Any], found: _Found
+) -> None:
+    """Collects one thread; an allocation of no op is named after what encloses it."""
+    lane = line.name or str(line.id)
+    memory: list[tuple[int, int, dict[str, Any]]] = []
+    enclosing: list[tuple[int, int, str]] = []
+    for name, start, end, event in plane.events(line):
+        if sign := _MEMORY.get(name):
+            memory.append((start, sign, plane.stats(event)))
+            continue
+        if end > start:
+            enclosing.append((start, -end, name))
+        if op := kinds.get(name):
+            op_name, kind = op["op"] or op["eager"], op["kind"] or op["eager"]
+            found.spans.append(Span(op_name, kind, "/cpu:0", lane, start, end))
+        elif end > start and event.stats and _is_hlo(plane, event):
+            kind = re.sub(r"[.\d]+$", "", name)
+            found.spans.append(Span(name, kind, "/cpu:0", lane, start, end))
+    nameless = [t for t, sign, stats in memory if sign > 0 and not stats.get("tf_op")]
+    names = _innermost(enclosing, nameless) if nameless else {}
+    for time_ns, sign, stats in memory:
+        _add_memory(found, stats, time_ns, sign, names.get(time_ns, ""))
+
+
+def _innermost(
+    enclosing: list[tuple[int, int, str]], times_ns: list[int]
+) -> dict[int, str]:
+    """The name, in brackets, of the innermost event around each time.
+
+    Events of a thread nest, so a stack of those that are open is enough.
+
+    Args:
+        enclosing: (start, -end, name).
+        times_ns: when.
+    """
+    starts = sorted(enclosing, reverse=True)
+    stack: list[tuple[int, str]] = []
+    names = {}
+    for time_ns in sorted(times_ns):
+        while starts and starts[-1][0] <= time_ns:
+            start, negative_end, name = starts.pop()
+            while stack and stack[-1][0] <= start:
+                stack.pop()
+            stack.append((-negative_end, name))
+        while stack and stack[-1][0] < time_ns:
+            stack.pop()
+        if stack:
+            names[time_ns] = f"({stack[-1][1]})"
+    return names
 
 
 def _is_hlo(plane: _Plane, event: Any) -> bool:
@@ -145,7 +188,7 @@ def _is_hlo(plane: _Plane, event: Any) -> bool:
 
 
 def _add_memory(
-    found: _Found, stats: Mapping[str, Any], time_ns: int, sign: int
+    found: _Found, stats: Mapping[str, Any], time_ns: int, sign: int, fallback: str
 ) -> None:
     """Appends one event, and remembers the level before the earliest one."""
     allocator = str(stats.get("allocator_name", ""))
@@ -153,7 +196,7 @@ def _add_memory(
     device = allocator_device(allocator, "/gpu:0" if is_gpu else "/cpu:0")
     size = abs(int(stats.get("allocation_bytes") or stats.get("requested_bytes") or 0))
     key = (allocator, stats.get("addr"))
-    op = str(stats.get("tf_op") or "")
+    op = str(stats.get("tf_op") or fallback)
     slack = max(0, size - int(stats.get("requested_bytes") or size))
     record = Record(time_ns, sign * size, op, key, slack)
     found.records.setdefault(device, []).append(record)

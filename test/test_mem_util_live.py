@@ -210,6 +210,18 @@ def test_trace_of_a_compiled_function():
     assert traced.spans
 
 
+def test_measure_and_trace_of_fit():
+    layers = [keras.layers.Dense(512, activation="tanh") for _ in range(6)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse", jit_compile=False)
+    x = np.zeros([1024, 512], np.float32)
+    for how in (measure, trace):
+        taken = how(model.fit, x, x, batch_size=512, verbose=0)
+        assert 6e6 < taken.above_rest_bytes["/cpu:0"] < 40e6
+        # Six weight matrices of 512 x 512 floats were there before.
+        assert taken.resting_bytes["/cpu:0"] >= 6e6
+
+
 def test_trace_while_another_profiler_runs(tmp_path):
     tf.profiler.experimental.start(str(tmp_path))
     try:

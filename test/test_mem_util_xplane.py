@@ -63,6 +63,20 @@ def test_ops_of_the_executor_and_of_eager_code():
     ]
 
 
+def test_an_allocation_of_no_op_is_named_after_what_encloses_it():
+    build = XSpaceBuilder()
+    build.op("Iterator::Prefetch", 0, 900)
+    build.op("Iterator::Batch", 100, 200)
+    for index, time_ns in enumerate((50, 150, 300, 950)):
+        build.memory(time_ns, 64, index, 64 * (index + 1))
+    assert read_xspace(build.space).timelines["/cpu:0"].ops == (
+        "(Iterator::Prefetch)",
+        "(Iterator::Batch)",
+        "(Iterator::Prefetch)",
+        "",
+    )
+
+
 def test_gpu_memory_with_kernels():
     build = XSpaceBuilder()
     build.memory(100, 1000, 1, 1000, op="conv", allocator="GPU_0_bfc")
