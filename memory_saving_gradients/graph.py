@@ -162,37 +162,58 @@ def check(graph: TrainingGraph) -> None:
         graph: What is to be checked.
 
     Raises:
-        IllegalGraphError: An id is not its position, an op reads something that
-            comes after it, an alias has no source among its op's inputs, or a
-            forward op reads a backward op's output.
+        IllegalGraphError: An id is out of range or not its position, an op and its
+            outputs disagree on who makes them, an op reads something that comes
+            after it (a forward op the output of a backward op, say), or an alias has
+            no source among its op's inputs.
     """
+    count = graph.forward_count
+    _require(0 <= count <= len(graph.ops), f"it has {count} forward ops")
     for position, tensor in enumerate(graph.tensors):
         _require(tensor.id == position, f"tensor {tensor.name} has id {tensor.id}")
-        _require(tensor.bytes >= 0, f"tensor {tensor.name} has {tensor.bytes} bytes")
-        producer = graph.ops[tensor.op]
-        _require(
-            tensor.id in producer.outputs,
-            f"{producer.name} does not make {tensor.name}",
-        )
-        aliased = tensor.storage is Storage.ALIAS
-        _require(
-            aliased == (tensor.source is not None),
-            f"tensor {tensor.name} is {tensor.storage} with source {tensor.source}",
-        )
-        if tensor.source is not None:
-            _require(
-                tensor.source in producer.inputs,
-                f"{tensor.name} aliases what {producer.name} does not read",
-            )
+        _check_tensor(graph, tensor)
     for position, op in enumerate(graph.ops):
         _require(op.id == position, f"op {op.name} has id {op.id}")
-        for tensor_id in op.inputs:
-            _require(
-                graph.tensors[tensor_id].op < position,
-                f"{op.name} reads {graph.tensors[tensor_id].name}, made after it",
-            )
-        for control in op.control_inputs:
-            _require(control < position, f"{op.name} waits for an op after it")
+        _check_op(graph, op)
+    known = range(len(graph.tensors))
+    for what, ends in (("target", graph.targets), ("result", graph.results)):
+        for tensor_id in ends:
+            _require(tensor_id in known, f"{what} {tensor_id} is no tensor")
+
+
+def _check_tensor(graph: TrainingGraph, tensor: TensorNode) -> None:
+    _require(tensor.bytes >= 0, f"tensor {tensor.name} has {tensor.bytes} bytes")
+    _require(tensor.op in range(len(graph.ops)), f"{tensor.name} is made by no op")
+    producer = graph.ops[tensor.op]
+    _require(
+        tensor.id in producer.outputs, f"{producer.name} does not make {tensor.name}"
+    )
+    aliased = tensor.storage is Storage.ALIAS
+    _require(
+        aliased == (tensor.source is not None),
+        f"tensor {tensor.name} is {tensor.storage} with source {tensor.source}",
+    )
+    if tensor.source is not None:
+        _require(
+            tensor.source in producer.inputs,
+            f"{tensor.name} aliases what {producer.name} does not read",
+        )
+
+
+def _check_op(graph: TrainingGraph, op: OpNode) -> None:
+    known = range(len(graph.tensors))
+    for number in op.outputs:
+        _require(number in known, f"{op.name} makes no tensor as number {number}")
+        tensor = graph.tensors[number]
+        _require(tensor.op == op.id, f"{op.name} does not make {tensor.name}")
+    for number in op.inputs:
+        _require(number in known, f"{op.name} reads no tensor as number {number}")
+        tensor = graph.tensors[number]
+        _require(tensor.op < op.id, f"{op.name} reads {tensor.name}, made after it")
+    for control in op.control_inputs:
+        _require(
+            0 <= control < op.id, f"{op.name} waits for op {control}, not before it"
+        )
 
 
 def _require(condition: bool, what: str) -> None:
