@@ -1,0 +1,438 @@
+"""Training graphs made by hand and at random, without TensorFlow.
+
+A `Builder` collects forward ops, each with the tensors that its backward op will want
+(`saves`), and `differentiate` adds the backward pass as autodiff would: one backward op
+for each forward op, in reverse, and a sum where gradients meet. Sizes are in *units* (a
+tensor of one byte), seconds are multiples of a quarter, so that sums are exact.
+
+`random_graph` makes graphs that no autodiff would make but that are legal all the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from memory_saving_gradients.graph import (
+    OpNode,
+    Pin,
+    Storage,
+    TensorNode,
+    TrainingGraph,
+    check,
+)
+
+
+class Builder:
+    """A training graph under construction; tensors are their ids."""
+
+    def __init__(self) -> None:
+        self.ops: list[OpNode] = []
+        self.tensors: list[TensorNode] = []
+        self.saves: dict[int, tuple[int, ...]] = {}
+        self.forward_count: int | None = None
+
+    def add(
+        self,
+        inputs: Sequence[int] = (),
+        sizes: Sequence[int] = (1,),
+        storage: Storage = Storage.OWN,
+        sources: Sequence[int] = (),
+        **attributes: Any,
+    ) -> list[int]:
+        """Adds an op with one output for each of `sizes`; returns the outputs."""
+        number = len(self.ops)
+        first = len(self.tensors)
+        outputs = list(range(first, first + len(sizes)))
+        name = attributes.pop("name", f"op{number}")
+        for index, (output, size) in enumerate(zip(outputs, sizes, strict=True)):
+            source = sources[index] if storage is Storage.ALIAS else None
+            self.tensors.append(
+                TensorNode(output, f"{name}:{index}", number, size, storage, source)
+            )
+        attributes.setdefault("type", "Op")
+        attributes.setdefault("seconds", 1.0)
+        self.ops.append(
+            OpNode(
+                number, name, inputs=tuple(inputs), outputs=tuple(outputs), **attributes
+            )
+        )
+        return outputs
+
+    def source(self, size: int = 1) -> int:
+        """A placeholder or variable: at rest, pinned."""
+        return self.add((), (size,), Storage.RESTING, pin=Pin.PLACEHOLDER, seconds=0.0)[
+            0
+        ]
+
+    def unary(self, tensor: int, size: int = 1, **attributes: Any) -> int:
+        """`y = f(x)` whose gradient reads y: `Tanh`, `Relu`."""
+        attributes.setdefault("in_place", True)
+        result = self.add((tensor,), (size,), **attributes)[0]
+        self.saves[self.tensors[result].op] = (result,)
+        return result
+
+    def dense(self, tensor: int, weights: int, size: int = 1, **attributes: Any) -> int:
+        """`y = x · w` whose gradients read x and w: `MatMul`, `Conv2D`."""
+        attributes.setdefault("heavy", True)
+        attributes.setdefault("seconds", 4.0)
+        result = self.add((tensor, weights), (size,), **attributes)[0]
+        self.saves[self.tensors[result].op] = (tensor, weights)
+        return result
+
+    def join(self, *tensors: int, size: int = 1, **attributes: Any) -> int:
+        """A sum or a concatenation: its gradient reads no forward tensor."""
+        return self.add(tensors, (size,), **attributes)[0]
+
+    def alias(self, tensor: int, *others: int, **attributes: Any) -> int:
+        """`Reshape`, `Identity`: the buffer of the input."""
+        size = self.tensors[tensor].bytes
+        attributes.setdefault("seconds", 0.0)
+        return self.add(
+            (tensor, *others), (size,), Storage.ALIAS, (tensor,), **attributes
+        )[0]
+
+    def batch_norm(self, tensor: int, size: int = 1, **attributes: Any) -> int:
+        """Three outputs, of which the gradient reads the two small ones."""
+        outputs = self.add((tensor,), (size, 0, 0), **attributes)
+        self.saves[self.tensors[outputs[0]].op] = (tensor, *outputs[1:])
+        return outputs[0]
+
+    def differentiate(self, target: int, xs: Sequence[int]) -> TrainingGraph:
+        """Adds the backward pass of `target` and returns the finished graph.
+
+        The backward op of a forward op reads the gradient of its first output and
+        what the op saves, and makes the gradients of all inputs that lead to `xs`.
+        """
+        self.forward_count = len(self.ops)
+        size = self.tensors[target].bytes
+        seed = self.add((target,), (size,), metadata_only=True, name="seed")[0]
+        reached = self._reached(xs)
+        arriving: dict[int, list[int]] = {target: [seed]}
+        for op in reversed(self.ops[: self.forward_count]):
+            wanted = [t for t in dict.fromkeys(op.inputs) if t in reached]
+            if not op.outputs or op.outputs[0] not in arriving or not wanted:
+                continue
+            gradient = self._summed(arriving[op.outputs[0]])
+            if self.tensors[op.outputs[0]].storage is Storage.ALIAS:
+                arriving.setdefault(wanted[0], []).append(self.alias(gradient))
+                continue
+            made = self.add(
+                (gradient, *self.saves.get(op.id, ())),
+                [self.tensors[t].bytes for t in wanted],
+                in_place=op.in_place,
+                seconds=op.seconds,
+                device=op.device,
+                name=f"{op.name}_grad",
+            )
+            for tensor, part in zip(wanted, made, strict=True):
+                arriving.setdefault(tensor, []).append(part)
+        results = [self._summed(arriving[x]) for x in xs if x in arriving]
+        return self.finish((target,), results)
+
+    def _reached(self, xs: Sequence[int]) -> set[int]:
+        found = set(xs)
+        for op in self.ops[: self.forward_count]:
+            if found.intersection(op.inputs):
+                found.update(op.outputs)
+        return found
+
+    def _summed(self, parts: list[int]) -> int:
+        if len(parts) > 1:
+            size = self.tensors[parts[0]].bytes
+            parts[:] = self.add(tuple(parts), (size,), in_place=True, type="AddN")
+        return parts[0]
+
+    def finish(
+        self, targets: Sequence[int] = (), results: Sequence[int] = ()
+    ) -> TrainingGraph:
+        """The graph so far, checked."""
+        count = len(self.ops) if self.forward_count is None else self.forward_count
+        graph = TrainingGraph(
+            tuple(self.ops), tuple(self.tensors), count, tuple(targets), tuple(results)
+        )
+        check(graph)
+        return graph
+
+
+# -- by hand ---------------------------------------------------------------------------
+
+
+def chain(sizes: int | Sequence[int], *, in_place: bool = True) -> TrainingGraph:
+    """n element-wise ops in a row; the gradient of each reads its output.
+
+    ::
+
+        x ── t1 ── t2 ── … ── tn            x: at rest
+             │     │          │
+        g0 ─ g1 ── g2 ── … ── gn ── seed    g0: the result
+    """
+    units = [1] * sizes if isinstance(sizes, int) else list(sizes)
+    b = Builder()
+    x = last = b.source(units[0])
+    for size in units:
+        last = b.unary(last, size, in_place=in_place)
+    return b.differentiate(last, [x])
+
+
+def chain_with_aliases(n: int) -> TrainingGraph:
+    """A chain in which a `Reshape` stands after every op; every second reads a shape.
+
+    ::
+
+        x ── t1 ══ r1 ── t2 ══ r2 ── …      ══: the same buffer
+                   /
+               shape
+    """
+    b = Builder()
+    x = last = b.source()
+    shape = b.add((x,), (0,), metadata_only=True, pin=Pin.METADATA)[0]
+    for index in range(n):
+        last = b.unary(last)
+        last = b.alias(last, *([shape] if index % 2 else []))
+    return b.differentiate(last, [x])
+
+
+def residual_blocks(n: int) -> TrainingGraph:
+    """Blocks of norm, relu, dense, with a skip around each.
+
+    ::
+
+        ──┬── norm ── relu ── dense ── + ──┬── …
+          └────────────────────────────┘   └──
+    """
+    b = Builder()
+    last = b.source()
+    xs = []
+    for _ in range(n):
+        weights = b.source(2)
+        xs.append(weights)
+        inner = b.unary(b.batch_norm(last))
+        last = b.join(last, b.dense(inner, weights), in_place=True)
+    return b.differentiate(b.unary(last), xs)
+
+
+def unet(depth: int) -> TrainingGraph:
+    r"""Down and up again, with a skip connection on every level: no bottlenecks.
+
+    ::
+
+        d0 ───────────────── u0      2^depth units
+          \                 /
+           d1 ─────────── u1
+             \           /
+              d2 ───── u2            1 unit
+    """
+    b = Builder()
+    last = b.source(2**depth)
+    xs, skips = [], []
+    for level in range(depth, -1, -1):
+        xs.append(b.source(1))
+        last = b.unary(b.dense(last, xs[-1], 2**level), 2**level)
+        skips.append(last)
+    for level, skip in enumerate(reversed(skips)):
+        xs.append(b.source(1))
+        joined = b.join(last, skip, size=2 ** (level + 1))
+        last = b.unary(b.dense(joined, xs[-1], 2**level), 2**level)
+    return b.differentiate(last, xs)
+
+
+def two_towers(first: int, second: int) -> TrainingGraph:
+    r"""Two chains on two devices that meet in one sum.
+
+    ::
+
+        x ── a1 ── … ── an ──\
+                              + ── loss
+        y ── b1 ── … ── bm ──/
+    """
+    b = Builder()
+    xs, ends = [], []
+    for device, length in (("/gpu:0", first), ("/gpu:1", second)):
+        xs.append(b.source())
+        last = xs[-1]
+        for _ in range(length):
+            last = b.unary(last, device=device)
+        ends.append(last)
+    return b.differentiate(b.join(*ends, device="/gpu:0"), xs)
+
+
+def normalised_chain(n: int) -> TrainingGraph:
+    """Dense layers, each with a norm of three outputs, two of them small.
+
+    ::
+
+        ── dense ── norm ── dense ── norm ── …
+                    ├ mean
+                    └ variance
+    """
+    b = Builder()
+    last = b.source(2)
+    xs = []
+    for _ in range(n):
+        xs.append(b.source(3))
+        last = b.unary(b.batch_norm(b.dense(last, xs[-1], 2), 2), 2)
+    return b.differentiate(last, xs)
+
+
+def shared_weights(n: int) -> TrainingGraph:
+    """A recurrent cell unrolled: every dense layer reads the same weights.
+
+    ::
+
+              ┌────── w ──────┐
+        x ── dense ── tanh ── dense ── tanh ── …
+    """
+    b = Builder()
+    last = b.source()
+    weights = b.source(2)
+    for _ in range(n):
+        last = b.unary(b.dense(last, weights))
+    return b.differentiate(last, [weights])
+
+
+def pinned_chain(n: int) -> TrainingGraph:
+    """A chain in which every third op (dropout's mask, say) may not be run again.
+
+    ::
+
+        x ── t1 ── t2 ── [t3] ── t4 ── t5 ── [t6] ── …
+    """
+    b = Builder()
+    x = last = b.source()
+    for index in range(n):
+        last = b.unary(last, pin=Pin.STATEFUL if index % 3 == 2 else None)
+    return b.differentiate(last, [x])
+
+
+ZOO: dict[str, Callable[[], TrainingGraph]] = {
+    "chain": lambda: chain(12),
+    "uneven chain": lambda: chain([5, 1, 4, 2, 7, 1, 3, 6]),
+    "chain, nothing in place": lambda: chain(9, in_place=False),
+    "chain with aliases": lambda: chain_with_aliases(8),
+    "residual blocks": lambda: residual_blocks(4),
+    "U-Net": lambda: unet(3),
+    "two towers": lambda: two_towers(5, 7),
+    "normalised chain": lambda: normalised_chain(4),
+    "shared weights": lambda: shared_weights(5),
+    "pinned chain": lambda: pinned_chain(11),
+}
+"""Named graphs, for tests that hold on any."""
+
+
+# -- at random -------------------------------------------------------------------------
+
+_SIZES = (0, 1, 1, 1, 2, 2, 3, 5, 8)
+_DEVICES = ("/gpu:0", "/gpu:1", "")
+
+
+def random_graph(rng: random.Random, most_ops: int = 12) -> TrainingGraph:
+    """A legal training graph with a bit of everything.
+
+    Args:
+        rng: Where choices come from.
+        most_ops: The most forward ops beside the first source, and about half the
+            most backward ops.
+    """
+    b = Builder()
+    b.source(rng.choice(_SIZES))
+    several_devices = rng.random() < 0.3
+    # One huge tensor makes the rest "small": always kept.
+    huge = rng.random() < 0.1
+    for _ in range(rng.randint(1, most_ops)):
+        _random_forward_op(b, rng, several_devices, huge)
+    b.forward_count = len(b.ops)
+    target = _own_or_last(b)
+    size = b.tensors[target].bytes
+    b.add((target,), (size,), metadata_only=True, name="seed")
+    count = rng.randint(1, most_ops * 2)
+    for index in range(count):
+        _random_backward_op(b, rng, several_devices, 1 - (index + 1) / count)
+    late = [t.id for t in b.tensors if t.op >= b.forward_count]
+    results = sorted(rng.sample(late, rng.randint(1, min(3, len(late)))))
+    return b.finish((target,), results)
+
+
+def _own_or_last(b: Builder) -> int:
+    own = [t.id for t in b.tensors if t.storage is Storage.OWN]
+    return own[-1] if own else len(b.tensors) - 1
+
+
+def _attributes(
+    b: Builder, rng: random.Random, several_devices: bool
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"seconds": rng.choice((0.25, 1.0, 2.0, 4.0))}
+    if several_devices:
+        found["device"] = rng.choice(_DEVICES)
+    if rng.random() < 0.4:
+        found["in_place"] = True
+    if rng.random() < 0.1:
+        found["control_inputs"] = (rng.randrange(len(b.ops)),)
+    return found
+
+
+def _recent(rng: random.Random, count: int) -> int:
+    """A number below `count`, mostly one of the last four."""
+    return rng.randrange(max(count - 4, 0) if rng.random() < 0.7 else 0, count)
+
+
+def _random_forward_op(
+    b: Builder, rng: random.Random, several_devices: bool, huge: bool
+) -> None:
+    count = len(b.tensors)
+    inputs = [_recent(rng, count) for _ in range(rng.choice((1, 1, 1, 2, 2, 3)))]
+    attributes = _attributes(b, rng, several_devices)
+    kind = rng.random()
+    if kind < 0.08:
+        b.source(rng.choice(_SIZES))
+    elif kind < 0.16:
+        b.alias(*inputs, **attributes)
+    elif kind < 0.2:
+        sizes = [b.tensors[t].bytes for t in inputs]
+        b.add(inputs, sizes, Storage.ALIAS, inputs, type="IdentityN", **attributes)
+    elif kind < 0.24:
+        b.add(inputs, (0,), metadata_only=True, pin=Pin.METADATA, **attributes)
+    elif kind < 0.26:
+        b.add(inputs, (), pin=Pin.STATEFUL, type="NoOp", **attributes)
+    else:
+        sizes = [rng.choice(_SIZES) for _ in range(rng.choice((1, 1, 1, 1, 2, 3)))]
+        if huge and rng.random() < 0.3:
+            sizes[0] = 40_000
+        attributes["heavy"] = rng.random() < 0.2
+        if rng.random() < 0.12:
+            attributes["pin"] = rng.choice((Pin.STATEFUL, Pin.CONTROL_FLOW, Pin.CALL))
+            attributes["free_order"] = attributes["pin"] is not Pin.CONTROL_FLOW
+        b.add(inputs, sizes, **attributes)
+
+
+def _random_backward_op(
+    b: Builder, rng: random.Random, several_devices: bool, depth: float
+) -> None:
+    """`depth` falls from 1 to 0: which part of the forward pass is read."""
+    assert b.forward_count is not None
+    forward = [t.id for t in b.tensors if t.op < b.forward_count]
+    late = len(b.tensors) - len(forward)
+    inputs = [len(forward) + _recent(rng, late)] if rng.random() < 0.9 else []
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        place = int(depth * (len(forward) - 1)) + rng.choice((-2, -1, 0, 0, 1))
+        inputs.append(forward[min(max(place, 0), len(forward) - 1)])
+    if rng.random() < 0.2:
+        inputs.append(len(forward) + _recent(rng, late))
+    rng.shuffle(inputs)
+    attributes = _attributes(b, rng, several_devices)
+    kind = rng.random()
+    if inputs and kind < 0.1:
+        b.alias(*inputs, **attributes)
+    elif kind < 0.18:
+        b.add(inputs, (rng.choice(_SIZES),), metadata_only=True, **attributes)
+    else:
+        sizes = [rng.choice(_SIZES) for _ in range(rng.choice((1, 1, 1, 2)))]
+        attributes["free_order"] = rng.random() > 0.05
+        b.add(inputs, sizes, **attributes)
+
+
+def without_results(graph: TrainingGraph) -> TrainingGraph:
+    """The same graph for a caller who consumes each gradient at once."""
+    return replace(graph, results=())
