@@ -175,8 +175,12 @@ def _einsum(s: Signature) -> float:
 
 
 def _fft(s: Signature) -> float:
-    count = math.prod(s.outputs[0])
-    return 5.0 * count * math.log2(max(count, 2))
+    """5 n log2 n for each transform of n points, over the last one, two or three axes."""
+    # A real transform has half as many points on its complex side.
+    shape = max(s.inputs[0], s.outputs[0], key=math.prod)
+    rank = next((d for d in (2, 3) if s.type.endswith(f"{d}D")), 1)
+    points = math.prod(shape if s.type.endswith("ND") else shape[-rank:])
+    return 5.0 * math.prod(shape) * math.log2(max(points, 2))
 
 
 def _cubic(s: Signature) -> float:
