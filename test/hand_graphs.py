@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hypothesis import strategies as st
+
 from memory_saving_gradients.graph import (
     OpNode,
     Pin,
@@ -431,6 +433,15 @@ def _random_backward_op(
         sizes = [rng.choice(_SIZES) for _ in range(rng.choice((1, 1, 1, 2)))]
         attributes["free_order"] = rng.random() > 0.05
         b.add(inputs, sizes, **attributes)
+
+
+def training_graphs(most_ops: int = 12) -> st.SearchStrategy[TrainingGraph]:
+    """Random legal training graphs; failures shrink to few forward ops."""
+    return st.builds(
+        lambda seed, ops: random_graph(random.Random(seed), ops),
+        st.integers(0, 2**32 - 1),
+        st.integers(1, most_ops),
+    )
 
 
 def without_results(graph: TrainingGraph) -> TrainingGraph:

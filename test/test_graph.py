@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hand_graphs import ZOO, Builder, chain, random_graph, residual_blocks
+from hand_graphs import ZOO, Builder, chain, residual_blocks, training_graphs
 from hypothesis import given
-from hypothesis import strategies as st
 
 from memory_saving_gradients.errors import IllegalGraphError
 from memory_saving_gradients.graph import Pin, Storage, TrainingGraph, check
@@ -32,9 +30,9 @@ def test_hand_made_graphs_are_legal(name: str):
     check(ZOO[name]())
 
 
-@given(st.randoms(use_true_random=False))
-def test_random_graphs_are_legal(rng: random.Random):
-    check(random_graph(rng))
+@given(training_graphs())
+def test_training_graphss_are_legal(graph: TrainingGraph):
+    check(graph)
 
 
 def test_empty_graph_is_legal():

@@ -1,0 +1,187 @@
+"""Edges resolved to buffers, and the order of a first-in-first-out ready queue."""
+
+from __future__ import annotations
+
+import networkx as nx
+from hand_graphs import Builder, chain, chain_with_aliases, training_graphs
+from hypothesis import given
+
+from memory_saving_gradients.buffers import Buffers, fifo_order
+from memory_saving_gradients.graph import Pin, Storage, TrainingGraph
+from memory_saving_gradients.schedule import backward_order
+
+
+def view(graph: TrainingGraph) -> Buffers:
+    return Buffers(graph, backward_order(graph))
+
+
+def test_alias_of_an_alias_is_the_buffer_it_stands_for():
+    """h ══ Reshape ══ Identity ── reader."""
+    b = Builder()
+    h = b.unary(b.source(), 7)
+    last = b.alias(b.alias(h))
+    reader = b.unary(last)
+    buffers = view(b.finish())
+    assert buffers.behind(last) == (h,)
+    assert buffers.reads[b.tensors[reader].op] == (h,)
+    assert buffers.size[h] == 7
+    assert buffers.size[last] == 0
+
+
+def test_reader_of_a_reshape_needs_the_computed_shape_too():
+    b = Builder()
+    h = b.unary(b.source())
+    shape = b.add((b.source(),), (1,))[0]
+    assert view(b.finish()).behind(h) == (h,)
+    reshaped = b.alias(h, shape)
+    assert view(b.finish()).behind(reshaped) == (h, shape)
+
+
+def test_identity_of_several_stands_for_all_of_them():
+    """One copy of an `IdentityN` hands every one of its inputs on."""
+    b = Builder()
+    x = b.source()
+    one, two = b.unary(x), b.unary(x)
+    left, right = b.add((one, two), (1, 1), Storage.ALIAS, (one, two), type="IdentityN")
+    graph = b.finish()
+    assert view(graph).behind(left) == view(graph).behind(right) == (one, two)
+    assert [graph.root(t) for t in (left, right)] == [one, two]
+
+
+def test_what_rests_takes_and_holds_nothing():
+    b = Builder()
+    weights = b.source(1000)
+    h = b.dense(b.source(1000), b.alias(weights), 3)
+    buffers = view(b.finish())
+    assert buffers.size[weights] == 0
+    assert buffers.reads[b.tensors[h].op] == ()
+    assert buffers.makes[b.tensors[weights].op] == ()
+    assert buffers.forward == [b.tensors[h].op]
+
+
+def test_shape_of_a_tensor_holds_nothing():
+    b = Builder()
+    h = b.unary(b.source())
+    shape = b.add((h,), (1,), metadata_only=True, pin=Pin.METADATA)[0]
+    buffers = view(b.finish())
+    assert buffers.reads[b.tensors[shape].op] == ()
+    assert buffers.forward_readers[h] == []
+    assert buffers.pinned(shape) is Pin.METADATA
+    assert buffers.pinned(h) is None
+
+
+def test_tensor_read_twice_by_one_op_is_one_buffer():
+    b = Builder()
+    h = b.unary(b.source())
+    square = b.join(h, b.alias(h), h)
+    assert view(b.finish()).reads[b.tensors[square].op] == (h,)
+
+
+def test_first_in_first_out_is_breadth_first():
+    r"""::
+
+        x ── a ── b ── c ──\
+          \                 + (f)
+           d ── e ─────────/
+
+    Ids follow the letters, but the queue takes the branches in turn.
+    """
+    b = Builder()
+    x = b.source()
+    chain_a = b.unary(b.unary(b.unary(x, name="a"), name="b"), name="c")
+    chain_d = b.unary(b.unary(x, name="d"), name="e")
+    b.join(chain_a, chain_d, name="f")
+    graph = b.finish()
+    names = [graph.ops[op].name for op in fifo_order(graph.ops, graph)]
+    assert names[1:] == list("adbecf")
+
+
+def test_control_edges_hold_an_op_back():
+    b = Builder()
+    x = b.source()
+    long = b.unary(b.unary(x, name="a"), name="b")
+    b.unary(x, name="late", control_inputs=(b.tensors[long].op,))
+    graph = b.finish()
+    names = [graph.ops[op].name for op in fifo_order(graph.ops, graph)]
+    assert names[1:] == ["a", "b", "late"]
+
+
+def test_order_of_a_part_takes_the_rest_as_there():
+    graph = chain(3)
+    part = graph.backward_ops
+    assert fifo_order(part, graph) == [op.id for op in part]
+
+
+@given(training_graphs())
+def test_fifo_order_is_topological_and_complete(graph: TrainingGraph):
+    order = fifo_order(graph.ops, graph)
+    assert sorted(order) == [op.id for op in graph.ops]
+    place = {op: index for index, op in enumerate(order)}
+    for op in graph.ops:
+        before = [graph.tensors[t].op for t in op.inputs]
+        assert all(place[o] < place[op.id] for o in (*before, *op.control_inputs))
+
+
+def test_endless_are_targets_and_results_through_aliases():
+    b = Builder()
+    x = b.source()
+    h = b.unary(b.unary(x))
+    target = b.alias(h)
+    graph = b.differentiate(target, [x])
+    buffers = view(graph)
+    assert buffers.endless == {h, graph.root(graph.results[0])}
+
+
+def test_residuals_are_read_by_the_backward_pass():
+    """In a chain of tanh each output, in one of sums none."""
+    assert view(chain(4)).residuals == [1, 2, 3, 4]
+    b = Builder()
+    x = last = b.source()
+    for _ in range(3):
+        last = b.join(last)
+    assert view(b.differentiate(last, [x])).residuals == []
+
+
+def test_residuals_are_named_by_the_owner_of_the_buffer():
+    graph = chain_with_aliases(3)
+    owners = view(graph).residuals
+    assert [graph.tensors[t].storage for t in owners] == [Storage.OWN] * 3
+
+
+@given(training_graphs())
+def test_buffers_of_training_graphss_are_those_reached_over_aliases(
+    graph: TrainingGraph,
+):
+    """What an op reads, by networkx: owners that reach it through aliases only."""
+    buffers = view(graph)
+    over_aliases = nx.DiGraph()
+    over_aliases.add_nodes_from(t.id for t in graph.tensors)
+    for tensor in graph.tensors:
+        if tensor.storage is Storage.ALIAS:
+            for source in graph.ops[tensor.op].inputs:
+                over_aliases.add_edge(tensor.id, source)
+    for op in graph.ops:
+        expected = {
+            t
+            for read in (() if op.metadata_only else op.inputs)
+            for t in (read, *nx.descendants(over_aliases, read))
+            if graph.tensors[t].storage is Storage.OWN
+        }
+        assert set(buffers.reads[op.id]) == expected
+        assert len(buffers.reads[op.id]) == len(expected)
+
+
+@given(training_graphs())
+def test_readers_and_reads_say_the_same(graph: TrainingGraph):
+    buffers = view(graph)
+    for order, readers, places in (
+        (buffers.forward, buffers.forward_readers, buffers.position),
+        (buffers.backward, buffers.backward_readers, buffers.slot),
+    ):
+        assert all(buffers.makes[op] for op in order)
+        assert [places[op] for op in order] == list(range(len(order)))
+        for tensor, found in enumerate(readers):
+            assert found == sorted(found)
+            assert found == [
+                place for place, op in enumerate(order) if tensor in buffers.reads[op]
+            ]
