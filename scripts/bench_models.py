@@ -43,10 +43,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from bench_tables import Row, sentence, show
 
 MODEL_NAMES = ("mlp", "transformer", "resnet62", "unet", "densenet121", "resnet50")
 PARTS = (*MODEL_NAMES, "chains", "building")
-Row = dict[str, Any]
 
 
 def say(text: str) -> None:
@@ -121,15 +121,20 @@ def bench_model(name: str, options: argparse.Namespace) -> list[Row]:
     rows = [row | {"difference": largest_difference(reference, gradients(stock))}]
     for mode in options.modes:
         say(f"{name}: {mode}")
-        built = build_gradients(workload, mode, options.jit)
-        found = largest_difference(reference, gradients(built))
-        row = _measure(workload, mode, built, rows[0], options)
-        rows.append(row | {"difference": found})
-    # The prediction for stock comes with any plan of the same graph.
-    if len(rows) > 1:
-        predicted = built.plan.stock_peak_bytes
-        measured = rows[0]["gradients_peak_bytes"]["most"] / predicted
-        rows[0] |= {"predicted_bytes": predicted, "of_predicted": measured}
+        try:
+            built = build_gradients(workload, mode, options.jit)
+            found = largest_difference(reference, gradients(built))
+            row = _measure(workload, mode, built, rows[0], options)
+            rows.append(row | {"difference": found})
+        except Exception as error:  # whatever it is, the other figures are wanted
+            words = f"{type(error).__name__}: {error}".splitlines()[0]
+            rows.append({"model": workload.name, "mode": mode, "error": words})
+        if "predicted_bytes" not in rows[0] and "error" not in rows[-1]:
+            # The prediction for stock comes with any plan of the same graph.
+            predicted = built.plan.stock_peak_bytes
+            measured = rows[0]["gradients_peak_bytes"]["most"] / predicted
+            rows[0] |= {"predicted_bytes": predicted, "of_predicted": measured}
+        say(sentence(rows[-1]))
     return rows
 
 
@@ -246,52 +251,7 @@ def bench_building(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-# ---- tables
-
-
-def _mebibytes(count: float | None) -> str | None:
-    return None if count is None else f"{count / 2**20:.1f}"
-
-
-def _factor(value: float | None) -> str | None:
-    return None if value is None else f"{value:.3f}"
-
-
-def _spread(spread: Row | None) -> str | None:
-    return spread and "{median:.2f} ({least:.2f}-{most:.2f})".format(**spread)
-
-
-def _percent(value: float | None) -> str | None:
-    return None if value is None else f"{100 * value:.1f} %"
-
-
-MODEL_COLUMNS = [
-    ("model", lambda row: row["model"]),
-    ("mode", lambda row: row["mode"] + (" (XLA)" if row["jit"] else "")),
-    ("peak MiB", lambda row: _mebibytes(row["peak_bytes"]["most"])),
-    ("of stock", lambda row: _factor(row.get("peak_of_stock"))),
-    ("time of stock", lambda row: _spread(row.get("time_of_stock"))),
-    ("predicted MiB", lambda row: _mebibytes(row.get("predicted_bytes"))),
-    ("measured/predicted", lambda row: _factor(row.get("of_predicted"))),
-    ("extra", lambda row: _percent(row.get("extra_fraction"))),
-    ("building s", lambda row: f"{row['building_seconds']:.2f}"),
-    ("differs", lambda row: f"{row['difference']:.1e}"),
-]
-CHAIN_COLUMNS = [
-    ("chain", lambda row: row["model"]),
-    ("mode", lambda row: row["mode"] + (" (XLA)" if row["jit"] else "")),
-    ("threads", lambda row: row["threads"]),
-    ("worst peak MiB", lambda row: _mebibytes(row["peak_bytes"]["most"])),
-    ("predicted MiB", lambda row: _mebibytes(row["predicted_bytes"])),
-    ("v1 session MiB", lambda row: _mebibytes(row["session_peak_bytes"])),
-]
-BUILDING_COLUMNS = [
-    ("ops", lambda row: row["ops"]),
-    ("mode", lambda row: row["mode"]),
-    ("seconds", lambda row: f"{row['seconds']:.2f}"),
-    ("of stock", lambda row: f"{row['of_stock']:.2f}"),
-    ("us per op", lambda row: f"{row['microseconds_per_op']:.0f}"),
-]
+# ---- the whole
 
 
 def environment() -> Row:
@@ -308,37 +268,35 @@ def environment() -> Row:
     }
 
 
-def main() -> None:
+def main() -> int:
     options = parse()
     if options.chain_worker:
         print(json.dumps(chain_worker(options)))
-        return
-    parts = options.parts or PARTS
+        return 0
     started = time.monotonic()
-    figures: Row = {"models": [], "chains": [], "building": []}
-    for name in [name for name in MODEL_NAMES if name in parts]:
-        figures["models"] += bench_model(name, options)
-    if "chains" in parts:
-        figures["chains"] = bench_chains(options)
-    if "building" in parts:
-        figures["building"] = bench_building(options)
-    from tables import table
-
-    tables = (
-        ("models", MODEL_COLUMNS),
-        ("chains", CHAIN_COLUMNS),
-        ("building", BUILDING_COLUMNS),
-    )
-
-    for part, columns in tables:
-        if figures[part]:
-            print(table(columns, figures[part]), end="\n\n")
+    figures = measure(options)
+    show(figures)
     say(f"{time.monotonic() - started:.0f} s")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         report = {"environment": environment(), **figures}
         options.out.write_text(json.dumps(report, indent=1) + "\n")
+    failures = [row for row in figures["models"] if "error" in row]
+    for row in failures:
+        say(sentence(row))
+    return 1 if failures else 0
+
+
+def measure(options: argparse.Namespace) -> dict[str, list[Row]]:
+    """All rows of the parts that were asked for."""
+    parts = options.parts or PARTS
+    models = [name for name in MODEL_NAMES if name in parts]
+    return {
+        "models": [row for name in models for row in bench_model(name, options)],
+        "chains": bench_chains(options) if "chains" in parts else [],
+        "building": bench_building(options) if "building" in parts else [],
+    }
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -107,8 +107,8 @@ def test_peak_of_a_chain_is_one_activation_for_each_op():
     workload = chain(20)
     built = build_gradients(workload, "stock")
     peak = peak_bytes(lambda: built.call(*workload.batch), runs=2)
-    # The unit is one activation; whether the gradient takes over the last one's buffer is
-    # the executor's affair.
+    # The unit is one activation; whether the gradient takes over the buffer of the last
+    # one is the executor's affair.
     assert 19 <= peak.most / MIB <= 22
     assert built.plan is None
 
