@@ -27,7 +27,7 @@ def op_seconds(traced: Trace) -> dict[str, float]:
     kernels: dict[str, float] = {}
     for span in traced.spans:
         seconds = (span.end_ns - span.start_ns) * 1e-9
-        if "/gpu:" in span.device and span.lane and not span.lane.isdigit():
+        if "/gpu:" in span.device and span.lane:
             name = span.op.partition(":")[0]
             kernels[name] = kernels.get(name, 0.0) + seconds
         else:

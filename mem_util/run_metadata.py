@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from mem_util.progress import progress
 from mem_util.records import Record, Span
 from mem_util.trace_data import Trace, assemble
 
@@ -111,22 +112,29 @@ class _Reader:
         ]
         self.records: dict[str, list[Record]] = {}
         self.spans: list[Span] = []
+        self._nodes = 0
         self._ops: dict[str, int] = {}
         self._timeless: dict[str, int] = {}
         self._duplicates: dict[str, int] = {}
 
     def read(self) -> None:
         """Fills `records` and `spans`."""
-        for device, lane, entry in self._entries:
-            if lane:
-                if not self._repeats_others(device, lane):
+        total = sum(len(entry.node_stats) for _, _, entry in self._entries)
+        with progress("Reading ops", total) as advance:
+            for device, lane, entry in self._entries:
+                if not lane:
+                    self._read_device(device, entry)
+                elif not self._repeats_others(device, lane):
                     self.spans += _lane_spans(device, lane, entry)
-                continue
-            self._ops[device] = self._ops.get(device, 0) + len(entry.node_stats)
-            for index, node in enumerate(self._unique_nodes(device, entry)):
-                self._read_memory(device, index, node)
-                if span := _node_span(device, node, str(node.thread_id or "")):
-                    self.spans.append(span)
+                advance(len(entry.node_stats))
+
+    def _read_device(self, device: str, entry: Any) -> None:
+        self._ops[device] = self._ops.get(device, 0) + len(entry.node_stats)
+        for node in self._unique_nodes(device, entry):
+            self._nodes += 1
+            self._read_memory(device, self._nodes, node)
+            if span := _node_span(device, node, ""):
+                self.spans.append(span)
 
     def _repeats_others(self, device: str, lane: str) -> bool:
         """`stream:all` repeats what the streams hold one by one."""

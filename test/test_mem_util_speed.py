@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+import types
+from typing import ClassVar
 
 import pytest
 from mem_util_fixtures import XSpaceBuilder, chain_metadata
@@ -50,6 +52,7 @@ def test_10_000_ops_of_the_profiler():
     assert parsing <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux")
 def test_50_000_ops_within_15_seconds_and_1_gb(tmp_path):
     path = tmp_path / "run_metadata.pb"
@@ -72,3 +75,38 @@ def test_50_000_ops_within_15_seconds_and_1_gb(tmp_path):
     assert seconds < 15
     assert peak_bytes < 1e9
     assert png.stat().st_size < 1e6
+
+
+class FakeTqdm:
+    """Records how it is called."""
+
+    calls: ClassVar[list[dict[str, object]]] = []
+
+    def __init__(self, **options):
+        self.calls.append({**options, "steps": 0})
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def update(self, steps):
+        self.calls[-1]["steps"] += steps
+
+
+def test_progress_bar_only_where_someone_looks(monkeypatch):
+    fake = types.ModuleType("tqdm")
+    fake.tqdm = FakeTqdm
+    monkeypatch.setitem(sys.modules, "tqdm", fake)
+    for tty in (True, False):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda tty=tty: tty)
+        mem_util.read_run_metadata(chain_metadata(3))
+        call = FakeTqdm.calls[-1]
+        assert (call["total"], call["steps"]) == (3, 3)
+        assert (call["disable"], call["delay"]) == (not tty, 1.0)
+
+
+def test_no_tqdm_no_bar(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert mem_util.peak_memory(chain_metadata(3)) == {"/cpu:0": 3000}
