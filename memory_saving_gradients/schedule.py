@@ -262,7 +262,8 @@ def _ties(
             ties.extend(
                 (index, backward_step[maker])
                 for maker in _gradient_makers(buffers, steps[next_backward[index]].op)
-                if ops[maker].device != op.device and maker in backward_step
+                if ops[maker].device != op.device
+                and backward_step.get(maker, previous) != previous
             )
         newest[op.device] = index
     return ties
