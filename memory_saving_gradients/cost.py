@@ -175,7 +175,7 @@ def _einsum(s: Signature) -> float:
 
 
 def _fft(s: Signature) -> float:
-    """5 n log2 n for each transform of n points over the last one, two or three axes."""
+    """5 n log2 n for each transform of n points on the last one, two or three axes."""
     # A real transform has half as many points on its complex side.
     shape = max(s.inputs[0], s.outputs[0], key=math.prod)
     rank = next((d for d in (2, 3) if s.type.endswith(f"{d}D")), 1)
