@@ -17,6 +17,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.graph import (
     OpNode,
     Pin,
@@ -25,6 +26,7 @@ from memory_saving_gradients.graph import (
     TrainingGraph,
     check,
 )
+from memory_saving_gradients.schedule import backward_order
 
 
 class Builder:
@@ -447,3 +449,32 @@ def training_graphs(most_ops: int = 12) -> st.SearchStrategy[TrainingGraph]:
 def without_results(graph: TrainingGraph) -> TrainingGraph:
     """The same graph for a caller who consumes each gradient at once."""
     return replace(graph, results=())
+
+
+# -- views -----------------------------------------------------------------------------
+
+
+def seeds_of(graph: TrainingGraph) -> frozenset[int]:
+    """The ops from which backpropagation starts."""
+    return frozenset(op.id for op in graph.backward_ops if op.name == "seed")
+
+
+def view(graph: TrainingGraph) -> Buffers:
+    """The buffer view, with the backward ops in the order that will be enforced."""
+    return Buffers(graph, backward_order(graph, seeds_of(graph)))
+
+
+def questionable(buffers: Buffers) -> list[int]:
+    """Tensors that a planner may keep or not."""
+    return [
+        t
+        for op in buffers.forward
+        for t in buffers.makes[op]
+        if t not in buffers.endless
+    ]
+
+
+def random_selection(buffers: Buffers, rng: random.Random) -> frozenset[int]:
+    """Any kept set, by a coin of its own bias."""
+    bias = rng.random()
+    return frozenset(t for t in questionable(buffers) if rng.random() < bias)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import networkx as nx
-from hand_graphs import Builder, chain, chain_with_aliases, training_graphs
+from hand_graphs import Builder, chain, chain_with_aliases, training_graphs, view
 from hypothesis import given
 
-from memory_saving_gradients.buffers import Buffers, fifo_order
+from memory_saving_gradients.buffers import fifo_order
 from memory_saving_gradients.graph import Pin, Storage, TrainingGraph
-from memory_saving_gradients.schedule import backward_order
-
-
-def view(graph: TrainingGraph) -> Buffers:
-    return Buffers(graph, backward_order(graph))
 
 
 def test_alias_of_an_alias_is_the_buffer_it_stands_for():
@@ -149,7 +144,7 @@ def test_residuals_are_named_by_the_owner_of_the_buffer():
 
 
 @given(training_graphs())
-def test_buffers_of_training_graphss_are_those_reached_over_aliases(
+def test_buffers_read_are_those_reached_over_aliases(
     graph: TrainingGraph,
 ):
     """What an op reads, by networkx: owners that reach it through aliases only."""

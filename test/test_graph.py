@@ -31,7 +31,7 @@ def test_hand_made_graphs_are_legal(name: str):
 
 
 @given(training_graphs())
-def test_training_graphss_are_legal(graph: TrainingGraph):
+def test_random_graphs_are_legal(graph: TrainingGraph):
     check(graph)
 
 
