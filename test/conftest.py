@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # The same examples in every run: a failure in CI is a failure here. Nothing is timed,
@@ -14,3 +17,15 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("stable")
+
+
+@pytest.fixture
+def no_meta_optimizer() -> Iterator[None]:
+    """Switches Grappler off: only then do equal graphs give equal bits."""
+    import tensorflow as tf
+
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    before.setdefault("disable_meta_optimizer", False)
+    tf.config.optimizer.set_experimental_options(before)
