@@ -199,8 +199,9 @@ def chain_with_aliases(n: int) -> TrainingGraph:
     return b.differentiate(last, [x])
 
 
-def residual_blocks(n: int) -> TrainingGraph:
-    """Blocks of norm, relu, dense, with a skip around each.
+def residual_blocks(n: int, weights_size: int = 2) -> TrainingGraph:
+    """Blocks of norm, relu, dense, with a skip around each; gradients of the weights
+    take n times `weights_size` in the end.
 
     ::
 
@@ -211,7 +212,7 @@ def residual_blocks(n: int) -> TrainingGraph:
     last = b.source()
     xs = []
     for _ in range(n):
-        weights = b.source(2)
+        weights = b.source(weights_size)
         xs.append(weights)
         inner = b.unary(b.batch_norm(last))
         last = b.join(last, b.dense(inner, weights), in_place=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import subprocess
@@ -389,12 +390,12 @@ def test_pinned_and_resting_need_not_be_listed():
 
 _PLANNING = """
 import random, sys, types
-root = sys.argv[1]
+home, here = sys.argv[1:]
 # The pure layers without the package's __init__, which needs TensorFlow.
 package = types.ModuleType("memory_saving_gradients")
-package.__path__ = [root + "/memory_saving_gradients"]
+package.__path__ = [home]
 sys.modules["memory_saving_gradients"] = package
-sys.path.insert(0, root + "/test")
+sys.path.insert(0, here)
 from hand_graphs import ZOO, random_graph, seeds_of, view
 from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.schedule import make_schedule
@@ -412,10 +413,13 @@ assert "tensorflow" not in sys.modules
 
 def test_same_plan_in_every_process():
     """Hashes of strings differ from process to process; plans must not."""
-    root = Path(__file__).resolve().parents[1]
+    spec = importlib.util.find_spec("memory_saving_gradients")
+    assert spec is not None and spec.origin is not None
+    package = Path(spec.origin).parent
+    here = Path(__file__).resolve().parent
     runs = [
         subprocess.Popen(
-            [sys.executable, "-c", _PLANNING, str(root)],
+            [sys.executable, "-c", _PLANNING, str(package), str(here)],
             env=os.environ | {"PYTHONHASHSEED": seed},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
