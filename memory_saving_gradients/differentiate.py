@@ -1,20 +1,12 @@
 """The drop-in `gradients()` family: from a stock gradient to a rewired one.
 
-One call is one journey:
-
-1. the stock autodiff builds the backward graph, from a seed of ours that waits for
-   `ys`;
-2. `tf_read` turns the graph into plain data, `schedule` orders the backward ops;
-3. a strategy, or the user, selects what is kept;
-4. the selection is laid out and simulated, and dropped if it saves nothing;
-5. `tf_write` rewires the backward ops, and the plan is remembered.
-
-Numbers are those of the stock call: nothing is differentiated here.
+The stock autodiff builds the backward graph, from a seed of ours that waits for `ys`;
+then `rewire` takes over. Numbers are those of the stock call: nothing is differentiated
+here.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,7 +18,6 @@ from memory_saving_gradients.checkpoints import Collection, parse
 from memory_saving_gradients.errors import EagerExecutionError
 from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.rewire import StockGradient, rewire
-from memory_saving_gradients.tf_write import Rewiring
 
 __all__ = [
     "UNKNOWN_DIM",
@@ -39,11 +30,10 @@ __all__ = [
 UNKNOWN_DIM = 64
 """What an unknown dimension is taken to be while planning, unless the caller says."""
 
-# What earlier calls redirected, by graph: a later call that differentiates through a
-# gradient must find the edges as autodiff made them.
-_rewired: weakref.WeakKeyDictionary[tf.Graph, list[Rewiring]] = (
-    weakref.WeakKeyDictionary()
-)
+# The attribute of a graph that lists what earlier calls redirected in it: a later call
+# that differentiates through a gradient must find the edges as autodiff made them. (Not
+# a `WeakKeyDictionary`: its values would keep the graph alive.)
+_REWIRED = "_memory_saving_gradients_rewired"
 
 
 @tf.autograph.experimental.do_not_convert
@@ -119,8 +109,8 @@ def gradients(
     if tf.executing_eagerly():
         raise EagerExecutionError(
             "`memory_saving_gradients.gradients` rewrites a graph, but was called "
-            "eagerly, where there is none. Call it inside a `tf.function` (the loss must "
-            "be computed in it, too) or in a `tf.compat.v1.Graph`."
+            "eagerly, where there is none. Call it inside a `tf.function` (the loss "
+            "must be computed in it, too) or in a `tf.compat.v1.Graph`."
         )
     parsed = parse(checkpoints, PLANNERS)
     graph = tf.compat.v1.get_default_graph()
@@ -151,7 +141,7 @@ def gradients(
             built, parsed, unknown_dim=unknown_dim, verify=verify
         )
         if rewiring is not None:
-            _rewired.setdefault(graph, []).append(rewiring)
+            setattr(graph, _REWIRED, [*getattr(graph, _REWIRED, ()), rewiring])
         return gradients
 
 
@@ -250,7 +240,7 @@ def _as_autodiff_made_it(targets: list[Any], graph: tf.Graph) -> Iterator[None]:
     Autodiff through a rewired edge would follow the copy and miss the paths that the
     original has: silently wrong gradients of gradients.
     """
-    edges = [edge for done in _rewired.get(graph, ()) for edge in done.edges]
+    edges = [edge for done in getattr(graph, _REWIRED, ()) for edge in done.edges]
     if edges:
         upstream = _upstream(targets)
         edges = [edge for edge in edges if id(edge[0]) in upstream]

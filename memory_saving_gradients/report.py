@@ -107,9 +107,9 @@ def _layers(plan: Plan) -> str:
     if len(names) < 2 or not plan.recomputed:
         return ""
     width = min(max(map(len, names[:_LISTED])), 40)
-    lines = [f"By layer:  {'':{max(width - 9, 0)}} kept     recomputed"]
+    lines = [f"By layer:{'':{max(width - 5, 0)}}kept  recomputed"]
     lines.extend(
-        f"  {name[:40]:{width}} {_mb(kept[name]):>10}  {redone[name]:>4} ops"
+        f"  {name[:40]:{width}}{_mb(kept[name]):>10}  {redone[name]:>6} ops"
         for name in names[:_LISTED]
     )
     return "\n".join(lines + _rest(len(names)))
@@ -140,7 +140,7 @@ def _peak(plan: Plan) -> str:
 
 
 def _pinned(plan: Plan) -> str:
-    """Tensors that the backward pass reads and that may not be recomputed, by reason."""
+    """Tensors that the backward pass reads and that may not be redone, by reason."""
     graph = plan.reading.graph
     found: dict[Pin, list[int]] = {}
     for tensor in sorted(plan.schedule.kept):
@@ -159,7 +159,14 @@ def _pinned(plan: Plan) -> str:
 
 
 def _assumptions(plan: Plan) -> str:
-    assumed = plan.reading.graph.assumed
+    graph = plan.reading.graph
+    # Shapes and indices are tiny whatever their length is.
+    assumed = [
+        t
+        for t in graph.assumed
+        if graph.tensors[t].storage is Storage.OWN
+        and plan.reading.tensors[t].dtype.is_floating
+    ]
     if not assumed:
         return ""
     return (

@@ -42,12 +42,15 @@ class Sweep:
         kept: The current selection. Change it by `toggle` only.
         slots: For each position the slot before which its copy runs, or `NEVER`.
         extra_seconds: Estimated time of all recomputation.
+        work: How many steps have been looked at so far: what a planner bounds, so that
+            its plan does not depend on how busy the machine is.
     """
 
     def __init__(self, buffers: Buffers, kept: Set[int]) -> None:
         self.buffers = buffers
         self.kept = set(kept) | buffers.endless
         ops = [buffers.graph.ops[op] for op in buffers.forward]
+        size = buffers.size
         self._forward_count = len(ops)
         self._slot_count = len(buffers.backward)
         self._stride = self._forward_count + 1
@@ -55,18 +58,20 @@ class Sweep:
         self._late = buffers.backward_readers
         self._reads = [buffers.reads[op.id] for op in ops]
         self._makes = [buffers.makes[op.id] for op in ops]
+        self._allocated = [sum(size[t] for t in made) for made in self._makes]
         self._pinned = [op.pin is not None for op in ops]
         self._in_place = [op.in_place for op in ops]
         self._seconds = [op.seconds for op in ops]
         self._maker = [buffers.position[t.op] for t in buffers.graph.tensors]
         self.slots = [NEVER] * self._forward_count
         self.extra_seconds = 0.0
-        # Live bytes before each forward position (and at the end of the forward pass),
-        # and before each slot: as differences until all has been counted once.
-        self._forward_live = np.zeros(self._forward_count + 2, np.int64)
-        self._backward_live = np.zeros(self._slot_count + 2, np.int64)
-        self._forward_local = np.zeros(self._forward_count, np.int64)
-        self._backward_local = np.zeros(self._slot_count, np.int64)
+        self.work = 0
+        # One axis for both passes: forward positions, then slots. Live bytes before
+        # each place stand there as differences until all has been counted once.
+        places = self._forward_count + self._slot_count
+        self._live = np.zeros(places + 2, np.int64)
+        self._local = np.zeros(places, np.int64)
+        self._waiting = np.zeros(places, np.int64)
         self._copies: list[set[int]] = [set() for _ in range(self._slot_count)]
         # For each slot: which buffers end in it, by key of the step that ends them.
         self._ending: list[dict[tuple[int, bool], int]] = [
@@ -86,18 +91,13 @@ class Sweep:
         """The peak if each gradient were consumed as soon as it is there."""
         return int(self.profile_if_consumed().max(initial=0))
 
+    def profile(self) -> NDArray[np.int64]:
+        """The highest live bytes at each forward position, then within each slot."""
+        return self._live[:-2] + self._local
+
     def profile_if_consumed(self) -> NDArray[np.int64]:
         """`profile` without gradients that only wait for the caller."""
         return self.profile() - self._waiting
-
-    def profile(self) -> NDArray[np.int64]:
-        """The highest live bytes at each forward position, then within each slot."""
-        return np.concatenate(
-            [
-                self._forward_live[: self._forward_count] + self._forward_local,
-                self._backward_live[: self._slot_count] + self._backward_local,
-            ]
-        )
 
     def toggle(self, tensor: int) -> None:
         """Keeps the forward-made `tensor` if it was not kept, and vice versa."""
@@ -114,9 +114,9 @@ class Sweep:
         originals, copies = [], []
         for tensor, (end, start, copy_end) in self._stretch.items():
             if slot < 0:
-                readers = self._readers[tensor]
-                last = readers[-1] if readers and end < 0 else self._forward_count
-                if self._maker[tensor] <= index <= last:
+                uses = (self._maker[tensor], *self._readers[tensor][-1:])
+                last = max(uses) if end < 0 else self._forward_count
+                if uses[0] <= index <= last:
                     originals.append(tensor)
                 continue
             if end >= 0 and slot <= end // self._stride:
@@ -185,8 +185,7 @@ class Sweep:
                 self._recount(tensor, set(), set())
         self._count_backward_made()
         self._counting_all = False
-        self._forward_live = np.cumsum(self._forward_live)
-        self._backward_live = np.cumsum(self._backward_live)
+        self._live = np.cumsum(self._live)
         self._walk_again(range(self._slot_count), range(self._forward_count))
 
     def _count_backward_made(self) -> None:
@@ -208,13 +207,8 @@ class Sweep:
                     self._dying_late[end].append(
                         size[tensor] if end > slot else -size[tensor]
                     )
-                self._add(self._backward_live, slot + 1, end + 1, size[tensor])
-        self._waiting = np.concatenate(
-            [
-                np.zeros(self._forward_count, np.int64),
-                np.cumsum(waiting)[: self._slot_count],
-            ]
-        )
+                self._add(self._forward_count + slot + 1, end, size[tensor])
+        self._waiting[self._forward_count :] = np.cumsum(waiting)[: self._slot_count]
 
     def _settle(self, positions: Iterable[int], changed: set[int]) -> None:
         heap = [-position for position in positions]
@@ -236,6 +230,7 @@ class Sweep:
                     changed.add(tensor)
                     heapq.heappush(heap, -maker)
         readers: set[int] = set()
+        self.work += len(changed)
         for tensor in changed:
             self._recount(tensor, slots, readers)
         self._walk_again(slots, readers)
@@ -271,16 +266,15 @@ class Sweep:
         born = self._maker[tensor] + 1
         touched = []
         if end < 0:
-            last = self._readers[tensor][-1] + 1 if self._readers[tensor] else born
-            self._add(self._forward_live, born, last, amount)
+            if self._readers[tensor]:
+                last = self._readers[tensor][-1]
+                self._add(born, last - self._forward_count, amount)
         else:
-            slot = end // self._stride
-            self._add(self._forward_live, born, self._forward_count + 1, amount)
-            self._add(self._backward_live, 0, min(slot, self._slot_count) + 1, amount)
+            self._add(born, end // self._stride, amount)
             touched.append(self._note_end(tensor, False, end, sign))
         if start < NEVER:
-            slot = copy_end // self._stride
-            self._add(self._backward_live, start + 1, slot + 1, amount)
+            first = self._forward_count + start + 1
+            self._add(first, copy_end // self._stride, amount)
             touched.append(self._note_end(tensor, True, copy_end, sign))
         return [slot for slot in touched if slot < self._slot_count]
 
@@ -293,26 +287,30 @@ class Sweep:
                 del self._ending[slot][tensor, copy]
         return slot
 
-    def _add(
-        self, array: NDArray[np.int64], start: int, stop: int, amount: int
-    ) -> None:
+    def _add(self, first: int, last_slot: int, amount: int) -> None:
+        """Adds to the live bytes from place `first` up to before `last_slot` and in it.
+
+        Forward positions count as slots below 0.
+        """
+        stop = self._forward_count + min(last_slot, self._slot_count) + 1
         if self._counting_all:
-            array[start] += amount
-            array[stop] -= amount
+            self._live[first] += amount
+            self._live[stop] -= amount
         else:
-            array[start:stop] += amount
+            self._live[first:stop] += amount
 
     def _walk_again(self, slots: Iterable[int], positions: Iterable[int]) -> None:
         for slot in slots:
-            self._backward_local[slot] = self._walk_slot(slot)
+            self._local[self._forward_count + slot] = self._walk_slot(slot)
+            self.work += len(self._copies[slot]) + 1
         for position in positions:
-            self._forward_local[position] = self._walk_position(position)
+            self._local[position] = self._walk_position(position)
 
     def _walk_position(self, position: int) -> int:
         size = self.buffers.size
         made = self._makes[position]
-        allocated = sum(size[tensor] for tensor in made)
-        if self._in_place[position] and made:
+        allocated = self._allocated[position]
+        if self._in_place[position]:
             for tensor in self._reads[position]:
                 if (
                     size[tensor] == size[made[0]]
@@ -332,7 +330,7 @@ class Sweep:
         running = highest = 0
         for position in sorted(self._copies[slot]):
             made = self._makes[position]
-            allocated = sum(size[tensor] for tensor in made)
+            allocated = self._allocated[position]
             ending = ends.get(position, ())
             spared = 0
             if self._in_place[position] and any(

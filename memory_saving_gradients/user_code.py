@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -47,14 +48,24 @@ def _short(filename: str) -> str:
 def layers_of(names: Sequence[str]) -> list[str]:
     """For each op name its layer: the outermost scope that tells the ops apart.
 
-    A Keras functional model wraps all its layers in one scope, which tells nothing and
-    is left out. An op outside all scopes belongs to no layer ("").
+    A scope that holds more than half of all ops (Keras wraps a model in one) tells
+    little: its ops are told apart by the scopes inside it. An op outside all scopes has
+    no layer ("").
     """
-    scopes = [name.split("/")[:-1] for name in names]
-    scoped = [scope for scope in scopes if scope]
-    depth = 0
-    while scoped and all(len(scope) > depth + 1 for scope in scoped):
-        if len({scope[depth] for scope in scoped}) > 1:
+    scopes = [tuple(name.split("/")[:-1]) for name in names]
+    wrapper: tuple[str, ...] = ()
+    while True:
+        depth = len(wrapper)
+        inner = Counter(
+            s[depth] for s in scopes if s[:depth] == wrapper and len(s) > depth + 1
+        )
+        name, count = inner.most_common(1)[0] if inner else ("", 0)
+        if 2 * count <= len(names):
             break
-        depth += 1
-    return [scope[depth] if len(scope) > depth else "" for scope in scopes]
+        wrapper = (*wrapper, name)
+    return [
+        scope[depth if scope[:depth] == wrapper and len(scope) > depth else 0]
+        if scope
+        else ""
+        for scope in scopes
+    ]

@@ -10,14 +10,20 @@
 3. `spend_slack` gives time back: whatever costs most to recompute is kept wherever that
    leaves the peak where it is.
 
-If no selection beats the stock graph, everything is kept.
+If no selection beats the stock graph, the same is tried once more for callers who hold
+all gradients, and then everything is kept.
 """
 
 from __future__ import annotations
 
 from memory_saving_gradients.planners import cuts
 from memory_saving_gradients.planners.problem import Problem
-from memory_saving_gradients.planners.refine import lower_peak, score, spend_slack
+from memory_saving_gradients.planners.refine import (
+    CONSUMED,
+    lower_peak,
+    score,
+    spend_slack,
+)
 from memory_saving_gradients.sweep import Sweep
 
 __all__ = ["plan_memory"]
@@ -25,34 +31,57 @@ __all__ = ["plan_memory"]
 _LADDER = 8
 """Bounds tried between the least feasible one and twice as much."""
 
-_STARTS = 3
-"""How many of the best proposals are refined."""
+_SHORT_LADDER = 3
+"""The same where scoring all of them would take longer than building the gradient."""
+
+_LARGE = 10_000
+"""From this many forward and backward ops on a graph is large."""
+
+_STARTS = 8
+"""At most so many of the best proposals are refined."""
 
 
 def plan_memory(problem: Problem) -> frozenset[int]:
     """Keeps what makes the simulated peak as low as this module can."""
     if not problem.candidates:
         return problem.everything
+    proposals = _proposals(problem)
+    for weight in (CONSUMED, 0):
+        best = _refined(problem, proposals, weight)
+        if best.peak_bytes < problem.stock_peak_bytes:
+            return frozenset(best.kept)
+    return problem.everything
+
+
+def _refined(problem: Problem, proposals: list[frozenset[int]], weight: int) -> Sweep:
+    """The best of the proposals after refinement."""
     starts = sorted(
-        (score(Sweep(problem.buffers, kept)), order, kept)
-        for order, kept in enumerate(_proposals(problem))
+        (score(Sweep(problem.buffers, kept), weight), order, kept)
+        for order, kept in enumerate(proposals)
     )
-    best: tuple[int, float, Sweep] | None = None
-    for _, _, kept in starts[:_STARTS]:
+    best: tuple[int, float, int, Sweep] | None = None
+    effort = problem.effort
+    for _, order, kept in starts[:_STARTS]:
         sweep = Sweep(problem.buffers, kept)
-        lower_peak(problem, sweep)
-        spend_slack(problem, sweep)
-        entry = (score(sweep)[0], sweep.extra_seconds, sweep)
-        if best is None or entry[:2] < best[:2]:
+        begun = sweep.work
+        lower_peak(problem, sweep, begun + effort // 2, weight)
+        spend_slack(problem, sweep, sweep.work + effort // 2)
+        entry = (score(sweep, weight)[0], sweep.extra_seconds, order, sweep)
+        if best is None or entry < best:
             best = entry
-    if best is None or best[2].peak_bytes >= problem.stock_peak_bytes:
-        return problem.everything
-    return frozenset(best[2].kept)
+        effort -= sweep.work - begun
+        if effort <= 0:
+            break
+    assert best is not None  # the dynamic programme always proposes something
+    return best[-1]
 
 
 def _proposals(problem: Problem) -> list[frozenset[int]]:
     """Different selections from the dynamic programme, tightest bound first."""
     found: dict[frozenset[int], None] = {}
+    buffers = problem.buffers
+    large = len(buffers.forward) + len(buffers.backward) >= _LARGE
+    rungs = _SHORT_LADDER if large else _LADDER
     for table in cuts.cut_tables(problem):
         low, high = 0, int(table.local.max()) + int(table.kept.max()) + 1
         while high - low > max(high // 500, 1):
@@ -61,8 +90,8 @@ def _proposals(problem: Problem) -> list[frozenset[int]]:
                 low = middle
             else:
                 high = middle
-        for rung in range(_LADDER):
-            bound = high * (_LADDER + rung) // _LADDER
+        for rung in range(rungs):
+            bound = high * (rungs + rung) // rungs
             chosen = cuts.least_kept(table, bound)
             if chosen is not None:
                 places = [int(table.cuts[index]) for index in chosen]

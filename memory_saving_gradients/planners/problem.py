@@ -29,6 +29,11 @@ class Problem:
         """The simulated peak of the untouched graph."""
         return simulate_stock(self.buffers).peak_bytes
 
+    @property
+    def effort(self) -> int:
+        """How many simulated steps planning may look at: linear in the graph."""
+        return 100_000 + 8 * len(self.buffers.graph.ops)
+
     @cached_property
     def small_bytes(self) -> int:
         """Tensors up to this size are always kept: they move no peak."""

@@ -15,17 +15,16 @@ from numpy.typing import NDArray
 from memory_saving_gradients.planners.problem import Problem
 from memory_saving_gradients.sweep import Sweep
 
-__all__ = ["lower_peak", "score", "spend_slack"]
-
-_QUESTIONS = 4000
-"""At most so many changes are tried for each refinement."""
+__all__ = ["CONSUMED", "lower_peak", "score", "spend_slack"]
 
 
-_CONSUMED = 2
-"""How much more the peak counts of a caller who consumes gradients at once."""
+CONSUMED = 2
+"""How much more the peak of a caller counts who consumes gradients at once."""
 
 
-def lower_peak(problem: Problem, sweep: Sweep, questions: int = _QUESTIONS) -> None:
+def lower_peak(
+    problem: Problem, sweep: Sweep, most_work: int, weight: int = CONSUMED
+) -> None:
     """Changes one tensor at a time, at the peak, as long as the peak falls.
 
     Two peaks count (`score`): that of a caller who holds all gradients to the end, to
@@ -35,20 +34,19 @@ def lower_peak(problem: Problem, sweep: Sweep, questions: int = _QUESTIONS) -> N
     improvement, too, if fewer bytes stand above 97 % of it.
     """
     candidates = set(problem.candidates)
-    best = score(sweep)
-    while questions > 0:
+    best = score(sweep, weight)
+    while sweep.work < most_work:
         moves = _moves(problem, sweep, candidates)
         improved = False
         for tensor in moves:
-            questions -= 1
             sweep.toggle(tensor)
-            new = score(sweep)
+            new = score(sweep, weight)
             if new < best:
                 best = new
                 improved = True
                 break
             sweep.toggle(tensor)
-            if questions <= 0:
+            if sweep.work >= most_work:
                 break
         if not improved:
             return
@@ -67,11 +65,14 @@ def _moves(problem: Problem, sweep: Sweep, candidates: set[int]) -> list[int]:
     return sorted(alive & candidates, key=lambda t: (-size[t], t))
 
 
-def score(sweep: Sweep) -> tuple[int, int]:
-    """How good a selection is: both peaks, then how much stands near them."""
+def score(sweep: Sweep, weight: int = CONSUMED) -> tuple[int, int]:
+    """How good a selection is: both peaks, then how much stands near them.
+
+    `weight` is how much the peak counts of a caller who consumes gradients at once.
+    """
     held, near_held = _peak(sweep.profile())
     consumed, near_consumed = _peak(sweep.profile_if_consumed())
-    return held + _CONSUMED * consumed, near_held + _CONSUMED * near_consumed
+    return held + weight * consumed, near_held + weight * near_consumed
 
 
 def _peak(profile: NDArray[np.int64]) -> tuple[int, int]:
@@ -81,12 +82,12 @@ def _peak(profile: NDArray[np.int64]) -> tuple[int, int]:
     return peak, int(above.sum()) - floor * len(above)
 
 
-def spend_slack(problem: Problem, sweep: Sweep) -> None:
+def spend_slack(problem: Problem, sweep: Sweep, most_work: int) -> None:
     """Keeps recomputed tensors, the costliest first, where that raises neither peak."""
     held, consumed = sweep.peak_bytes, sweep.peak_if_consumed
     for tensor in _by_cost(problem, sweep):
-        if tensor in sweep.kept:
-            continue
+        if sweep.work >= most_work:
+            return
         before = sweep.extra_seconds
         sweep.toggle(tensor)
         if (
