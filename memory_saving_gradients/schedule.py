@@ -33,6 +33,7 @@ before it. A U-Net's peak wandered between 86 and 115 MB that way.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Set
 from dataclasses import dataclass
 
@@ -100,12 +101,15 @@ def backward_order(graph: TrainingGraph, seeds: Set[int] = frozenset()) -> list[
     """
     first = graph.forward_count
     serves = _places_served(graph, seeds)
+    filters = _filter_gradients(graph)
     waiting = [0] * len(graph.ops)
     dependents: list[list[int]] = [[] for _ in graph.ops]
     ready: list[tuple[int, int]] = []
     for op in graph.backward_ops:
         before = {graph.tensors[tensor].op for tensor in op.inputs}
         before.update(op.control_inputs)
+        if op.id in filters:
+            before.add(filters[op.id])
         waits = [other for other in before if other >= first]
         waiting[op.id] = len(waits)
         for other in sorted(waits):
@@ -122,6 +126,25 @@ def backward_order(graph: TrainingGraph, seeds: Set[int] = frozenset()) -> list[
             if not waiting[other]:
                 heapq.heappush(ready, (-serves[other], other))
     return order
+
+
+def _filter_gradients(graph: TrainingGraph) -> dict[int, int]:
+    """For each bias gradient the filter gradient of the same convolution.
+
+    oneDNN has one kernel for both, and TensorFlow merges the two ops on a CPU if they
+    have the same control inputs. What ran between them would close a cycle: it would
+    wait for one half of the merged op and be read by the other.
+    """
+    filters = {
+        op.inputs[2]: op.id
+        for op in graph.backward_ops
+        if op.type == "Conv2DBackpropFilter"
+    }
+    return {
+        op.id: filters[op.inputs[0]]
+        for op in graph.backward_ops
+        if op.type == "BiasAddGrad" and op.inputs[0] in filters
+    }
 
 
 def _places_served(graph: TrainingGraph, seeds: Set[int]) -> list[int]:
@@ -241,10 +264,19 @@ def _ties(
     slot_entered: dict[str, int] = {}
     backward_step: dict[int, int] = {}
     next_backward = _next_backward(steps)
+    filters = _filter_gradients(buffers.graph)
     for index, step in enumerate(steps):
         op = ops[step.op]
         if not step.copy:
             backward_step[op.id] = index
+            if op.id in filters:
+                # Nobody waits for it, and it waits for what its partner waits for.
+                partner = backward_step[filters[op.id]]
+                first, last = (
+                    bisect_left(ties, (at,)) for at in (partner, partner + 1)
+                )
+                ties.extend((index, waited) for _, waited in ties[first:last])
+                continue
         if not step.copy and op.id in seeds:
             start = index
             continue
