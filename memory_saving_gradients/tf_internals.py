@@ -81,7 +81,13 @@ def is_stateful(op: tf.Operation) -> bool:
 
 def in_control_flow_v1(op: tf.Operation) -> bool:
     """Whether the op stands inside a TensorFlow 1 loop or branch."""
-    return op._get_control_flow_context() is not None
+    context = op._get_control_flow_context()
+    while context is not None:
+        if context.IsCondContext() or context.IsWhileContext():
+            return True
+        # A function that XLA will compile is traced inside a context of its own kind.
+        context = context.outer_context
+    return False
 
 
 def unique_name(graph: tf.Graph, name: str) -> str:

@@ -56,9 +56,11 @@ def write(
         The record of what was done.
     """
     writer = _Writer(tf_graph, reading, buffers, schedule)
+    # Asked outside: the creation scope closes XLA's context, too.
+    in_xla = tf_internals.in_xla(tf_graph)
     with tf_internals.creation_scope(tf_graph):
         fence: fences.Fence
-        if tf_internals.in_xla(tf_graph):
+        if in_xla:
             fence = fences.DataFence(reading, buffers, schedule)
         else:
             fence = fences.ControlFence(reading, schedule)
