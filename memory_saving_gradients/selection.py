@@ -8,7 +8,10 @@ whose buffer it shares.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import os
+import sys
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -26,6 +29,12 @@ from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.tf_read import Reading
 
 __all__ = ["collected", "describe", "select"]
+
+_NOT_THE_CALLER = (
+    os.path.dirname(os.path.abspath(__file__)),
+    os.path.dirname(os.path.abspath(tf.__file__)),
+    contextlib.__file__,
+)
 
 _WHERE = "`memory_saving_gradients.gradients`"
 
@@ -111,6 +120,10 @@ def _named(
     kept: set[int] = set()
     idle: dict[str, str] = {}
     for entry in keep.tensors:
+        variable = entry if isinstance(entry, tf.Variable) else _inner_variable(entry)
+        if variable is not None:
+            idle[variable.name] = "it is a variable"
+            continue
         tensor = _tensor(entry, graph)
         number = reading.tensor_id(tensor)
         root = None if number is None else reading.graph.root(number)
@@ -130,9 +143,17 @@ def _named(
         warnings.warn(
             f"{_WHERE}: {len(idle)} of {len(keep.tensors)} tensors in {keep.origin} "
             f"cannot serve as checkpoints and are ignored: {listed}.",
-            stacklevel=4,
+            stacklevel=_level_of_caller(),
         )
     return frozenset(kept)
+
+
+def _level_of_caller() -> int:
+    """The `stacklevel` at which a warning shows the line that called this library."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _why_idle(root: int | None, reading: Reading) -> str:
@@ -151,19 +172,20 @@ def _why_idle(root: int | None, reading: Reading) -> str:
     return "no gradient reads it, nor anything computed from it"
 
 
+def _inner_variable(entry: Any) -> tf.Variable | None:
+    """The `tf.Variable` inside a Keras 3 variable."""
+    inner = getattr(entry, "value", None)
+    return inner if isinstance(inner, tf.Variable) else None
+
+
 def _tensor(entry: Any, graph: tf.Graph) -> tf.Tensor:
     """The graph tensor that a list entry means."""
     if isinstance(entry, str):
         return _tensor_by_name(entry, graph)
     if isinstance(entry, tf.Tensor) and hasattr(entry, "graph"):
         return entry
-    if isinstance(entry, tf.Operation):
-        if entry.outputs:
-            return entry.outputs[0]
-    else:
-        inner = getattr(entry, "value", None)
-        if isinstance(entry, tf.Variable) or isinstance(inner, tf.Variable):
-            return (entry if isinstance(entry, tf.Variable) else inner).handle
+    if isinstance(entry, tf.Operation) and entry.outputs:
+        return entry.outputs[0]
     raise CheckpointError(
         f"{_WHERE}: `checkpoints` may list graph tensors and tensor names, but got "
         f"{entry!r} of type {type(entry).__name__}. Inside a `tf.function`, use the "
