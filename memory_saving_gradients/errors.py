@@ -22,6 +22,10 @@ __all__ = [
 class MemorySavingGradientsError(Exception):
     """The root of the hierarchy: catch it to catch all of them."""
 
+    # While AutoGraph traces a function it raises what it knows how to make anew, which
+    # it tells by this very initializer, and `StagingError` for the rest.
+    __init__ = Exception.__init__
+
 
 class CheckpointError(MemorySavingGradientsError, ValueError):
     """A `checkpoints=` argument from which no plan can be made."""
