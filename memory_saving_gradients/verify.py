@@ -7,6 +7,10 @@ copy.
 All comparisons are made in one step and end in one assertion, whose message names the
 first op, in graph order, that differs, what about it differs, and the line of user code
 that made it. Floating-point numbers are compared by their bits: a NaN equals itself.
+
+A tensor of another shape would make the backward pass fail by itself, in words that
+nobody understands. So what reads a copy of unknown shape waits until its shape has been
+compared.
 """
 
 from __future__ import annotations
@@ -51,9 +55,37 @@ def verified(
     if not rewiring.copies:
         return list(gradients)
     with tf_internals.creation_scope(graph), tf.name_scope("recompute/verify"):
+        _guard_readers(reading, rewiring)
         assertion = _assertion(reading, rewiring)
         with tf.control_dependencies([assertion]):
             return [_after(gradient) for gradient in gradients]
+
+
+def _guard_readers(reading: Reading, rewiring: Rewiring) -> None:
+    """Makes the readers of a copy whose shape may differ wait until it does not."""
+    for number in sorted(rewiring.copies):
+        original, copy = reading.ops[number], rewiring.copies[number]
+        for first, second in zip(original.outputs, copy.outputs, strict=True):
+            readers = second.consumers()
+            if first.shape.is_fully_defined() or not readers:
+                continue
+            message = _told("shape", _described(original, first))
+            assertion = tf.debugging.Assert(
+                _same_shape(first, second), [message], summarize=1
+            )
+            for reader in readers:
+                if not tf_internals.in_control_flow_v1(reader):
+                    tf_internals.add_control_input(reader, assertion)
+
+
+def _told(what: Any, where: Any) -> Any:
+    return tf.strings.join(
+        ["memory_saving_gradients: recomputation gave other ", what, " for ", where]
+    )
+
+
+def _described(op: tf.Operation, output: tf.Tensor) -> str:
+    return f"{output.name}, made at {user_line(op)}"
 
 
 def _assertion(reading: Reading, rewiring: Rewiring) -> tf.Operation:
@@ -66,18 +98,11 @@ def _assertion(reading: Reading, rewiring: Rewiring) -> tf.Operation:
         for first, second in zip(original.outputs, copy.outputs, strict=True):
             values.append(_same_values(first, second))
             shapes.append(_same_shape(first, second))
-            told.append(f"{first.name}, made at {user_line(original)}")
+            told.append(_described(original, first))
     same = tf.logical_and(tf.stack(values), tf.stack(shapes))
     worst = tf.argmin(tf.cast(same, tf.int32))
     what = tf.where(tf.gather(tf.stack(shapes), worst), "values", "shape")
-    message = tf.strings.join(
-        [
-            "memory_saving_gradients: recomputation gave other ",
-            what,
-            " for ",
-            tf.gather(tf.constant(told), worst),
-        ]
-    )
+    message = _told(what, tf.gather(tf.constant(told), worst))
     return tf.debugging.Assert(tf.reduce_all(same), [message], summarize=1)
 
 
