@@ -252,6 +252,13 @@ def test_nothing_more_could_be_kept_for_free_at_random(
     assert_no_slack(problem_of(graph), plan)
 
 
+@planners
+@pytest.mark.parametrize("seed", [135, 543, 605])
+def test_slack_that_opens_when_another_tensor_is_kept(plan: Planner, seed: int):
+    """One round over the tensors left some that the keeping of later ones had freed."""
+    assert_no_slack(problem_of(random_graph(random.Random(seed), 10)), plan)
+
+
 def assert_no_slack(problem: Problem, plan: Planner) -> None:
     """Keeping one more either raises a peak or saves no time."""
     sweep = Sweep(problem.buffers, plan(problem))

@@ -83,19 +83,28 @@ def _peak(profile: NDArray[np.int64]) -> tuple[int, int]:
 
 
 def spend_slack(problem: Problem, sweep: Sweep, most_work: int) -> None:
-    """Keeps recomputed tensors, the costliest first, where that raises neither peak."""
+    """Keeps recomputed tensors, the costliest first, where that raises neither peak.
+
+    Once a tensor is kept, others may be that were not before: no copy needs them any
+    more. So it goes on until a whole round has kept nothing.
+    """
     held, consumed = sweep.peak_bytes, sweep.peak_if_consumed
-    for tensor in _by_cost(problem, sweep):
-        if sweep.work >= most_work:
-            return
-        before = sweep.extra_seconds
-        sweep.toggle(tensor)
-        if (
-            sweep.extra_seconds >= before
-            or sweep.peak_bytes > held
-            or sweep.peak_if_consumed > consumed
-        ):
+    gained = True
+    while gained:
+        gained = False
+        for tensor in _by_cost(problem, sweep):
+            if sweep.work >= most_work:
+                return
+            before = sweep.extra_seconds
             sweep.toggle(tensor)
+            if (
+                sweep.extra_seconds < before
+                and sweep.peak_bytes <= held
+                and sweep.peak_if_consumed <= consumed
+            ):
+                gained = True
+            else:
+                sweep.toggle(tensor)
 
 
 def _by_cost(problem: Problem, sweep: Sweep) -> Iterable[int]:
