@@ -112,7 +112,8 @@ class Builder:
         """
         self.forward_count = len(self.ops)
         size = self.tensors[target].bytes
-        seed = self.add((target,), (size,), metadata_only=True, name="seed")[0]
+        last = (self.tensors[target].op,)
+        seed = self.add((), (size,), control_inputs=last, name="seed")[0]
         reached = self._reached(xs)
         arriving: dict[int, list[int]] = {target: [seed]}
         for op in reversed(self.ops[: self.forward_count]):
@@ -123,18 +124,34 @@ class Builder:
             if self.tensors[op.outputs[0]].storage is Storage.ALIAS:
                 arriving.setdefault(wanted[0], []).append(self.alias(gradient))
                 continue
-            made = self.add(
-                (gradient, *self.saves.get(op.id, ())),
-                [self.tensors[t].bytes for t in wanted],
-                in_place=op.in_place,
-                seconds=op.seconds,
-                device=op.device,
-                name=f"{op.name}_grad",
-            )
+            made = self._gradients(op, gradient, wanted)
             for tensor, part in zip(wanted, made, strict=True):
                 arriving.setdefault(tensor, []).append(part)
         results = [self._summed(arriving[x]) for x in xs if x in arriving]
         return self.finish((target,), results)
+
+    def _gradients(self, op: OpNode, gradient: int, wanted: list[int]) -> list[int]:
+        sizes = [self.tensors[t].bytes for t in wanted]
+        if op.type == "BiasAdd":
+            # The input's gradient is the output's; the bias sums it up.
+            bias = self.add((gradient,), sizes[-1:], type="BiasAddGrad")
+            return [gradient, *bias][-len(wanted) :]
+        if op.type == "Conv2D":
+            reads = ((*op.inputs, gradient), (*op.inputs[::-1], gradient))
+            kinds = ("Conv2DBackpropInput", "Conv2DBackpropFilter")
+            return [
+                self.add(reads[which], (size,), type=kinds[which])[0]
+                for tensor, size in zip(wanted, sizes, strict=True)
+                for which in (op.inputs.index(tensor),)
+            ]
+        return self.add(
+            (gradient, *self.saves.get(op.id, ())),
+            sizes,
+            in_place=op.in_place,
+            seconds=op.seconds,
+            device=op.device,
+            name=f"{op.name}_grad",
+        )
 
     def _reached(self, xs: Sequence[int]) -> set[int]:
         found = set(xs)
@@ -312,12 +329,32 @@ def pinned_chain(n: int) -> TrainingGraph:
     return b.differentiate(last, [x])
 
 
+def convolutions(n: int) -> TrainingGraph:
+    """Convolution, bias and relu; a bias's gradient may be merged with its filter's.
+
+    ::
+
+        ── Conv2D ── BiasAdd ── relu ── …
+            filter    bias
+    """
+    b = Builder()
+    last = b.source(3)
+    xs = []
+    for _ in range(n):
+        filters, bias = b.source(2), b.source(1)
+        xs += [filters, bias]
+        product = b.dense(last, filters, 3, type="Conv2D")
+        last = b.unary(b.join(product, bias, size=3, type="BiasAdd"), 3)
+    return b.differentiate(last, xs)
+
+
 ZOO: dict[str, Callable[[], TrainingGraph]] = {
     "chain": lambda: chain(12),
     "uneven chain": lambda: chain([5, 1, 4, 2, 7, 1, 3, 6]),
     "chain, nothing in place": lambda: chain(9, in_place=False),
     "chain with aliases": lambda: chain_with_aliases(8),
     "residual blocks": lambda: residual_blocks(4),
+    "convolutions": lambda: convolutions(4),
     "U-Net": lambda: unet(3),
     "two towers": lambda: two_towers(5, 7),
     "normalised chain": lambda: normalised_chain(4),
@@ -351,7 +388,7 @@ def random_graph(rng: random.Random, most_ops: int = 12) -> TrainingGraph:
     b.forward_count = len(b.ops)
     target = _own_or_last(b)
     size = b.tensors[target].bytes
-    b.add((target,), (size,), metadata_only=True, name="seed")
+    b.add((), (size,), control_inputs=(b.tensors[target].op,), name="seed")
     count = rng.randint(1, most_ops * 2)
     for index in range(count):
         _random_backward_op(b, rng, several_devices, 1 - (index + 1) / count)

@@ -137,12 +137,15 @@ def assert_tied_down(
     ties = set(schedule.ties)
     assert len(ties) == len(schedule.ties)
     by_device: dict[str, list[int]] = {}
+    in_ties = {end for tie in ties for end in tie}
     for index, step in enumerate(steps):
         op = graph.ops[step.op]
         touched = (*buffers.reads[op.id], *buffers.makes[op.id])
         biggest = max((buffers.size[t] for t in touched), default=0)
         if not op.free_order:
-            assert index not in {end for tie in ties for end in tie}
+            assert index not in in_ties
+        elif op.type == "BiasAddGrad":
+            assert_waits_like_its_filter(buffers, schedule, index)
         elif step.op not in seeds and (step.copy or biggest >= significant_bytes):
             by_device.setdefault(op.device, []).append(index)
     start = max((i for i, step in enumerate(steps) if step.op in seeds), default=None)
@@ -151,6 +154,26 @@ def assert_tied_down(
         for before, after in pairwise([*begun, *places]):
             read = sources(buffers, schedule, steps[after]).values()
             assert (after, before) in ties or steps[before] in read
+
+
+def assert_waits_like_its_filter(
+    buffers: Buffers, schedule: Schedule, index: int
+) -> None:
+    """A bias's gradient, which a kernel may merge with the filter's: nobody waits for
+    it, and it waits for what the filter's gradient waits for."""
+    ops = buffers.graph.ops
+    (gradient,) = ops[schedule.steps[index].op].inputs
+    partner = next(
+        place
+        for place, step in enumerate(schedule.steps)
+        if ops[step.op].type == "Conv2DBackpropFilter"
+        and ops[step.op].inputs[2] == gradient
+    )
+    waits = {
+        a: {b for other, b in schedule.ties if other == a} for a in (partner, index)
+    }
+    assert waits[index] == waits[partner]
+    assert index not in {b for _, b in schedule.ties}
 
 
 def assert_legal(
