@@ -1,0 +1,121 @@
+"""What the README says can be run runs, and what it names is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+FIRST_FOLDERS = ("docs", "scripts", "test", ".ci")
+
+# What a user does who wants to see the log.
+PREAMBLE = "import logging; logging.basicConfig(level=logging.INFO)\n"
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced code blocks of the README in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess:
+    """All examples, one after the other in one process, as a reader would try them."""
+    folder = tmp_path_factory.mktemp("readme")
+    script = folder / "train.py"
+    script.write_text(PREAMBLE + "\n\n".join(blocks("python")), "utf-8")
+    # Last on the path, so that an installed package wins over the checkout.
+    starter = (
+        "import runpy, sys; sys.path.append(sys.argv[2]); "
+        "runpy.run_path(sys.argv[1], run_name='__main__')"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", starter, script, ROOT],
+        cwd=folder,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_examples_run(output: subprocess.CompletedProcess):
+    assert len(blocks("python")) >= 5
+    assert output.returncode == 0, output.stderr[-3000:]
+
+
+def test_first_example_saves_what_the_readme_prints(
+    output: subprocess.CompletedProcess,
+):
+    pattern = r"^(stock|memory): (\d+) MB$"
+    told = dict(re.findall(pattern, blocks("text")[0], re.M))
+    found = dict(re.findall(pattern, output.stdout, re.M))
+    assert told.keys() == found.keys() == {"stock", "memory"}
+    for name, peak in found.items():
+        # Two-sided, in the unit of the example: an activation of 2 MiB, four of them.
+        assert abs(int(peak) - int(told[name])) <= 4 * 2.1, name
+
+
+def test_plan_looks_as_printed_in_the_readme(output: subprocess.CompletedProcess):
+    printed = [text for text in blocks("text") if text.startswith("Checkpoints:")]
+    assert len(printed) == 1
+    # The words that a line starts with; names and figures change with the planner.
+    heads = re.findall(
+        r"^ {0,2}([A-Z][a-z ]+:|[a-z ]+?)(?= {2,}|$| \w)", *printed, re.M
+    )
+    assert "Largest kept tensors:" in heads
+    for head in heads:
+        assert head in output.stdout, head
+
+
+def test_each_call_logs_one_line(output: subprocess.CompletedProcess):
+    lines = re.findall(r"^INFO:memory_saving_gradients\b.*$", output.stderr, re.M)
+    assert lines
+    assert all("instead of" in line for line in lines)
+
+
+def test_examples_are_short():
+    first = [line for line in blocks("python")[0].splitlines() if line.strip()]
+    assert len(first) <= 20
+    lines = "".join(blocks("python")).splitlines()
+    assert [line for line in lines if len(line) > 88] == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_paths_that_a_document_names_exist(name: str):
+    text = (ROOT / name).read_text("utf-8")
+    links = re.findall(r"\]\(([^)#]+)\)", text)
+    local = [link for link in links if not link.startswith("http")]
+    folders = "|".join(map(re.escape, FIRST_FOLDERS))
+    named = re.findall(rf"(?<![\w./])(?:{folders})/[\w./-]*\w", text)
+    missing = {path for path in (*local, *named) if not (ROOT / path).exists()}
+    assert missing == set()
+
+
+def test_links_within_the_readme_lead_somewhere():
+    headings = re.findall(r"^#+ (.+)$", README, re.M)
+    anchors = {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", README)) <= anchors
+
+
+def test_pictures_are_small():
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    assert pictures
+    for picture in pictures:
+        assert (ROOT / picture).stat().st_size < 150_000, picture
+
+
+def test_schedules_are_drawn_from_the_simulation(tmp_path: Path):
+    import draw_schedules
+
+    everything, third, memory = draw_schedules.panels(9)
+    peaks = [panel.timeline.peak_bytes for panel in (everything, third, memory)]
+    assert peaks == [10, 5, 4]  # what the README says of its picture
+    assert len(third.schedule.recomputed) == len(memory.schedule.recomputed)
+    draw_schedules.draw(5, tmp_path / "five.png")
+    assert (tmp_path / "five.png").read_bytes()[:4] == b"\x89PNG"
