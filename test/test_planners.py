@@ -50,10 +50,10 @@ from memory_saving_gradients.sweep import Sweep
 
 planners = pytest.mark.parametrize("plan", PLANNERS.values(), ids=PLANNERS)
 
-WORST_RATIO = 1.5
+WORST_RATIO = 1.2
 """How far `memory` may be from the best score on a random graph of eight ops."""
 
-MEAN_RATIO = 1.03
+MEAN_RATIO = 1.005
 """The same on the average of many."""
 
 
@@ -204,8 +204,18 @@ def test_memory_is_near_brute_force_on_uneven_chains(length: int):
     for sizes in itertools.product((1, 2, 3), repeat=length):
         problem = problem_of(chain(sizes))
         ratios.append(score_of(problem, plan_memory(problem)) / best_score(problem))
-    assert max(ratios) <= 1.25
-    assert statistics.mean(ratios) <= 1.02
+    assert max(ratios) <= WORST_RATIO
+    assert statistics.mean(ratios) <= MEAN_RATIO
+
+
+def test_memory_does_not_give_up_where_a_selection_beats_stock():
+    """It did in one random graph out of forty, where no cut serves."""
+    for seed in range(200):
+        problem = problem_of(random_graph(random.Random(seed), 8))
+        stock = problem.stock_peak_bytes
+        if any(sweep.peak_bytes < stock for sweep in selections(problem)):
+            kept = plan_memory(problem)
+            assert Sweep(problem.buffers, kept).peak_bytes < stock
 
 
 def test_memory_is_near_brute_force_on_random_graphs():

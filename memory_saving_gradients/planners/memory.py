@@ -77,7 +77,11 @@ def _refined(problem: Problem, proposals: list[frozenset[int]], weight: int) -> 
 
 
 def _proposals(problem: Problem) -> list[frozenset[int]]:
-    """Different selections from the dynamic programme, tightest bound first."""
+    """Different selections from the dynamic programme, tightest bound first.
+
+    Where cuts serve badly (few ops, wide boundaries), refinement finds more from the
+    two ends: from all that may be kept and from nothing.
+    """
     found: dict[frozenset[int], None] = {}
     buffers = problem.buffers
     large = len(buffers.forward) + len(buffers.backward) >= _LARGE
@@ -96,4 +100,5 @@ def _proposals(problem: Problem) -> list[frozenset[int]]:
             if chosen is not None:
                 places = [int(table.cuts[index]) for index in chosen]
                 found[cuts.selection_at(problem, places)] = None
-    return list(found)
+    ends = () if large else (problem.everything, problem.always_kept)
+    return list(dict.fromkeys((*found, *ends)))
