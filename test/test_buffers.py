@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import networkx as nx
-from hand_graphs import Builder, chain, chain_with_aliases, training_graphs, view
+from hand_graphs import Builder, chain, chain_with_aliases, view
 from hypothesis import given
+from random_graphs import training_graphs
 
 from memory_saving_gradients.buffers import fifo_order
 from memory_saving_gradients.graph import Pin, Storage, TrainingGraph

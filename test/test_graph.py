@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hand_graphs import ZOO, Builder, chain, residual_blocks, training_graphs
+from hand_graphs import ZOO, Builder, chain, residual_blocks
 from hypothesis import given
+from random_graphs import training_graphs
 
 from memory_saving_gradients.errors import IllegalGraphError
 from memory_saving_gradients.graph import Pin, Storage, TrainingGraph, check

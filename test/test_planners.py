@@ -21,16 +21,15 @@ from hand_graphs import (
     chain,
     normalised_chain,
     pinned_chain,
-    random_graph,
     residual_blocks,
     seeds_of,
-    training_graphs,
     two_towers,
     unet,
     view,
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from random_graphs import random_graph, training_graphs
 
 from memory_saving_gradients.graph import TrainingGraph
 from memory_saving_gradients.planners import PLANNERS, Planner, Problem

@@ -14,18 +14,10 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
-from hand_graphs import (
-    ZOO,
-    chain,
-    questionable,
-    random_selection,
-    seeds_of,
-    training_graphs,
-    two_towers,
-    view,
-)
+from hand_graphs import ZOO, chain, questionable, seeds_of, two_towers, view
 from hypothesis import given
 from hypothesis import strategies as st
+from random_graphs import random_selection, training_graphs
 
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.graph import Storage, TrainingGraph
@@ -419,7 +411,8 @@ package = types.ModuleType("memory_saving_gradients")
 package.__path__ = [home]
 sys.modules["memory_saving_gradients"] = package
 sys.path.insert(0, here)
-from hand_graphs import ZOO, random_graph, seeds_of, view
+from hand_graphs import ZOO, seeds_of, view
+from random_graphs import random_graph
 from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.schedule import make_schedule
 graphs = [make() for make in ZOO.values()]

@@ -6,18 +6,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from hand_graphs import (
-    ZOO,
-    Builder,
-    chain,
-    random_selection,
-    seeds_of,
-    training_graphs,
-    two_towers,
-    view,
-)
+from hand_graphs import ZOO, Builder, chain, seeds_of, two_towers, view
 from hypothesis import given
 from hypothesis import strategies as st
+from random_graphs import random_selection, training_graphs
 
 from memory_saving_gradients.graph import TrainingGraph
 from memory_saving_gradients.schedule import Step, make_schedule

@@ -5,17 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from hand_graphs import (
-    ZOO,
-    chain,
-    questionable,
-    random_selection,
-    training_graphs,
-    view,
-    without_results,
-)
+from hand_graphs import ZOO, chain, questionable, view, without_results
 from hypothesis import given
 from hypothesis import strategies as st
+from random_graphs import random_selection, training_graphs
 
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.graph import TrainingGraph
