@@ -28,7 +28,7 @@ from tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELL_SCRIPTS = ("check_all.sh", "demo.sh", "test.sh", "test_versions.sh")
-PYTHON_SCRIPTS = ("bench_models.py", "demo.py")
+PYTHON_SCRIPTS = ("bench_models.py", "demo.py", "draw_schedules.py")
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
