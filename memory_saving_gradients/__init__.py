@@ -5,6 +5,7 @@ the backward pass, then the library rewires it to recompute what it reads from t
 forward pass instead of holding it.
 """
 
+from memory_saving_gradients import tf_required as _tf_required  # noqa: F401
 from memory_saving_gradients.differentiate import (
     gradients,
     gradients_collection,

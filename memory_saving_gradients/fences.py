@@ -31,10 +31,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients import tf_internals
+from memory_saving_gradients import op_types, tf_internals
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.schedule import Schedule
-from memory_saving_gradients.tf_read import CALL_TYPES, Reading
+from memory_saving_gradients.tf_read import Reading
 
 __all__ = ["ControlFence", "DataFence", "Fence", "tied_seed"]
 
@@ -90,7 +90,7 @@ class ControlFence(Fence):
     def _handle(self, index: int) -> tf.Operation:
         """The op that an edge from step `index` starts at."""
         op = self._written[index]
-        if op.type not in CALL_TYPES:
+        if op.type not in op_types.CALL_TYPES:
             return op
         if index not in self._handles:
             self._handles[index] = tf.identity(op.outputs[0], "recompute/wait").op

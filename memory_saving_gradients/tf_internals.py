@@ -19,7 +19,9 @@ from memory_saving_gradients.errors import UnsupportedTensorFlowError
 __all__ = [
     "add_control_input",
     "builds_function",
+    "control_flow_context",
     "copy_op",
+    "creation_index",
     "creation_scope",
     "drop_control_inputs",
     "gradients_helper",
@@ -79,9 +81,14 @@ def is_stateful(op: tf.Operation) -> bool:
     return bool(op._is_stateful)
 
 
+def control_flow_context(op: tf.Operation) -> Any:
+    """The innermost TensorFlow 1 context that the op stands in, or None."""
+    return op._get_control_flow_context()
+
+
 def in_control_flow_v1(op: tf.Operation) -> bool:
     """Whether the op stands inside a TensorFlow 1 loop or branch."""
-    context = op._get_control_flow_context()
+    context = control_flow_context(op)
     while context is not None:
         if context.IsCondContext() or context.IsWhileContext():
             return True
@@ -95,6 +102,15 @@ def unique_name(graph: tf.Graph, name: str) -> str:
     # `Graph.unique_name` prefixes the open scope: close all scopes for the moment.
     with graph.name_scope(None):
         return graph.unique_name(name)
+
+
+# Ops are numbered as they are created, the only order that a graph records.
+_bind("tensorflow.python.framework.ops", "Operation", "_id")
+
+
+def creation_index(op: tf.Operation) -> int:
+    """The op's number within its graph: it grows with each op that is created."""
+    return int(op._id)
 
 
 def builds_function(graph: tf.Graph) -> bool:

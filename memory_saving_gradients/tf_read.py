@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 from toposort import toposort_flatten
 
-from memory_saving_gradients import cost, tf_internals
+from memory_saving_gradients import control_flow_v1, cost, op_types, tf_internals
 from memory_saving_gradients.graph import (
     OpNode,
     Pin,
@@ -21,54 +21,7 @@ from memory_saving_gradients.graph import (
     TrainingGraph,
 )
 
-__all__ = ["CALL_TYPES", "Reading", "read"]
-
-_ALIAS_TYPES = frozenset(
-    """Bitcast EnsureShape ExpandDims Identity IdentityN PreventGradient Reshape
-    Snapshot Squeeze StopGradient""".split()
-)
-
-# Ops whose result is there anyway: held by a variable, the caller or the graph itself.
-_RESTING_TYPES = frozenset(
-    """Arg Const DeviceIndex ImmutableConst Placeholder PlaceholderV2 ReadVariableOp
-    VarHandleOp Variable VariableV2 _Arg""".split()
-)
-
-_PLACEHOLDER_TYPES = frozenset(
-    "Arg Placeholder PlaceholderV2 PlaceholderWithDefault _Arg".split()
-)
-
-# They need the shape of what they read, not its value. In the backward pass they read
-# the original, run early and hold nothing.
-_SHAPE_TYPES = frozenset(("Rank", "Shape", "ShapeN", "Size"))
-_ZEROS_TYPES = frozenset(("OnesLike", "ZerosLike"))
-
-CALL_TYPES = frozenset(
-    """Case If PartitionedCall RemoteCall StatefulPartitionedCall StatelessCase
-    StatelessIf StatelessWhile SymbolicGradient While XlaLaunch XlaLaunchV2""".split()
-)
-
-# Kernels that write into an input of equal size when it dies (TensorFlow's
-# `forward_input_or_allocate_output`).
-_IN_PLACE_TYPES = frozenset(
-    """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd Ceil
-    ClipByValue Complex Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad Erf Erfc Exp
-    Expm1 Floor FloorDiv FloorMod FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3
-    FusedBatchNormGradV3 Inv InvGrad LeakyRelu LeakyReluGrad Lgamma Log Log1p
-    LogSoftmax Maximum Minimum Mod Mul MulNoNan Neg Pow RealDiv Reciprocal
-    ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad SelectV2
-    Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softmax Softplus SoftplusGrad
-    Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh
-    TanhGrad TruncateDiv Xdivy Xlog1py Xlogy""".split()
-)
-
-_ATTRIBUTES = {
-    "MatMul": ("transpose_a",),
-    "BatchMatMul": ("adj_x",),
-    "BatchMatMulV2": ("adj_x",),
-    "BatchMatMulV3": ("adj_x",),
-    "Einsum": ("equation",),
-}
+__all__ = ["Reading", "read"]
 
 
 @dataclass
@@ -88,6 +41,24 @@ class Reading:
     unknown_dim: int
     _ids: dict[int, int] = field(default_factory=dict, repr=False)
 
+    def draws(self) -> frozenset[int]:
+        """Ids of stateless random draws and of masks made of nothing else."""
+        graph = self.graph
+        found: set[int] = set()
+        for op in graph.forward_ops:
+            if op.pin is not None:
+                continue
+            if op.type.startswith(("StatelessRandom", "StatelessTruncated")) or (
+                op.type in op_types.MASK_TYPES
+                and any(t in found for t in op.inputs)
+                and all(
+                    t in found or graph.tensors[t].bytes <= op_types.SCALAR_BYTES
+                    for t in op.inputs
+                )
+            ):
+                found.update(op.outputs)
+        return frozenset(found)
+
     def tensor_id(self, tensor: tf.Tensor) -> int | None:
         """The id of a tensor, None if it is not part of the training graph."""
         return self._ids.get(id(tensor))
@@ -97,6 +68,7 @@ def read(
     created: Sequence[tf.Operation],
     targets: Sequence[tf.Tensor],
     results: Sequence[tf.Tensor],
+    seeds: Sequence[tf.Tensor] = (),
     *,
     unknown_dim: int,
 ) -> Reading:
@@ -106,6 +78,8 @@ def read(
         created: The ops that the call created, in order of creation.
         targets: The tensors that were differentiated.
         results: The gradient tensors that the caller will get.
+        seeds: Gradients that backpropagation starts from. Their ops are steps that
+            others can wait for, even those that only hand a gradient of the user's on.
         unknown_dim: What an unknown dimension is taken to be.
 
     Returns:
@@ -120,15 +94,31 @@ def read(
     ids = {id(tensor): number for number, tensor in enumerate(tensors)}
     sizes, shapes, assumed = _sizes(tensors, unknown_dim)
 
+    starts = set(map(id, seeds))
+    frames = control_flow_v1.frames(ops)
+    unorderable = control_flow_v1.unorderable(ops, frames)
     nodes: list[OpNode] = []
     tensor_nodes: list[TensorNode] = []
     for number, op in enumerate(ops):
         inputs = _forward_inputs(op, number, op_ids)
         is_new = number >= len(forward)
-        node = _op_node(op, number, is_new, inputs, ids, op_ids, sizes, shapes)
+        node = _op_node(
+            op,
+            number,
+            is_new,
+            inputs,
+            ids,
+            op_ids,
+            sizes,
+            shapes,
+            [*op.control_inputs, *frames.get(id(op), ())],
+            id(op) not in unorderable,
+        )
         nodes.append(node)
         for index, output in enumerate(node.outputs):
             storage, source = _storage(node, index)
+            if id(tensors[output]) in starts:
+                storage, source = Storage.OWN, None
             tensor_nodes.append(
                 TensorNode(
                     output, tensors[output].name, number, sizes[output], storage, source
@@ -192,8 +182,9 @@ def _in_order(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
     Edges that go back (a v1 loop's `NextIteration`) are left out of the order. An op
     reads a later one, too, where an earlier call of this library rewired it.
     """
-    ordered = sorted(ops, key=lambda op: op._id)
+    ordered = sorted(ops, key=tf_internals.creation_index)
     places = {id(op): place for place, op in enumerate(ordered)}
+    frames = control_flow_v1.frames(ordered)
     before: dict[int, set[int]] = {}
     straight = True
     for place, op in enumerate(ordered):
@@ -201,18 +192,16 @@ def _in_order(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
             before[place] = {
                 places[id(t.op)]
                 for t in op.inputs
-                if id(t.op) in places and t.op.type not in _BACK_EDGE_TYPES
+                if id(t.op) in places and t.op.type not in op_types.BACK_EDGE_TYPES
             }
             continue
-        needed = [t.op for t in op.inputs] + list(op.control_inputs)
+        needed = [t.op for t in op.inputs]
+        needed += [*op.control_inputs, *frames.get(id(op), ())]
         before[place] = {places[id(o)] for o in needed if id(o) in places}
         straight = straight and all(other < place for other in before[place])
     if straight:
         return ordered
     return [ordered[place] for place in toposort_flatten(before, sort=True)]
-
-
-_BACK_EDGE_TYPES = frozenset(("NextIteration", "RefNextIteration"))
 
 
 def _forward_inputs(
@@ -260,6 +249,8 @@ def _op_node(
     op_ids: dict[int, int],
     sizes: Sequence[int],
     shapes: Sequence[tuple[int, ...]],
+    waits_for: Sequence[tf.Operation],
+    free_order: bool,
 ) -> OpNode:
     outputs = tuple(ids[id(tensor)] for tensor in op.outputs)
     input_ids = tuple(ids[id(tensor)] for tensor in inputs)
@@ -269,10 +260,9 @@ def _op_node(
         [shapes[i] for i in outputs],
         sum(sizes[i] for i in input_ids),
         sum(sizes[i] for i in outputs),
-        {name: op.get_attr(name) for name in _ATTRIBUTES.get(op.type, ())},
+        {name: op.get_attr(name) for name in op_types.ATTRIBUTES.get(op.type, ())},
     )
-    free = op.type in _ALIAS_TYPES or op.type in _RESTING_TYPES
-    in_loop = tf_internals.in_control_flow_v1(op)
+    free = op.type in op_types.ALIAS_TYPES or op.type in op_types.RESTING_TYPES
     return OpNode(
         id=number,
         name=op.name,
@@ -282,44 +272,45 @@ def _op_node(
         control_inputs=tuple(
             sorted(
                 op_ids[id(other)]
-                for other in op.control_inputs
+                for other in waits_for
                 if op_ids.get(id(other), number) < number
             )
         ),
         seconds=0.0 if free else cost.seconds(signature),
         heavy=cost.is_heavy(signature),
         pin=_pin(op),
-        in_place=op.type in _IN_PLACE_TYPES,
-        metadata_only=op.type in _SHAPE_TYPES or (created and op.type in _ZEROS_TYPES),
+        in_place=op.type in op_types.IN_PLACE_TYPES,
+        metadata_only=op.type in op_types.SHAPE_TYPES
+        or (created and op.type in op_types.ZEROS_TYPES),
         device=op.device,
-        free_order=not in_loop,
+        free_order=free_order,
     )
 
 
 def _pin(op: tf.Operation) -> Pin | None:
     """Why `op` may not be recomputed, or None."""
-    if op.type in _PLACEHOLDER_TYPES:
+    if op.type in op_types.PLACEHOLDER_TYPES:
         return Pin.PLACEHOLDER
     if tf_internals.in_control_flow_v1(op):
         return Pin.CONTROL_FLOW
     if any(
-        t.dtype.base_dtype in (tf.resource, tf.variant) or t.dtype._is_ref_dtype
+        t.dtype in (tf.resource, tf.variant) or t.dtype != t.dtype.base_dtype
         for t in (*op.inputs, *op.outputs)
     ):
         return Pin.HANDLE
     if tf_internals.is_stateful(op):
         return Pin.STATEFUL
-    if op.type in CALL_TYPES:
+    if op.type in op_types.CALL_TYPES:
         return Pin.CALL
-    if op.type in _SHAPE_TYPES:
+    if op.type in op_types.SHAPE_TYPES:
         return Pin.METADATA
     return None
 
 
 def _storage(node: OpNode, index: int) -> tuple[Storage, int | None]:
     """Where output number `index` of an op lives."""
-    if node.type in _RESTING_TYPES:
+    if node.type in op_types.RESTING_TYPES:
         return Storage.RESTING, None
-    if node.type in _ALIAS_TYPES and node.pin is None and node.inputs:
+    if node.type in op_types.ALIAS_TYPES and node.pin is None and node.inputs:
         return Storage.ALIAS, node.inputs[index if node.type == "IdentityN" else 0]
     return Storage.OWN, None

@@ -22,7 +22,7 @@ from saving_helpers import (
 
 import memory_saving_gradients as msg
 from memory_saving_gradients import fences
-from memory_saving_gradients.tf_read import CALL_TYPES
+from memory_saving_gradients.op_types import CALL_TYPES
 
 v1 = tf.compat.v1
 

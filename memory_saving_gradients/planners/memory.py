@@ -46,11 +46,17 @@ def plan_memory(problem: Problem) -> frozenset[int]:
     if not problem.candidates:
         return problem.everything
     proposals = _proposals(problem)
-    for weight in (CONSUMED, 0):
-        best = _refined(problem, proposals, weight)
-        if best.peak_bytes < problem.stock_peak_bytes:
-            return frozenset(best.kept)
-    return problem.everything
+    found = [_refined(problem, proposals, CONSUMED)]
+    if found[0].peak_bytes >= problem.stock_peak_bytes:
+        found.append(_refined(problem, proposals, 0))
+    lower = [s for s in found if s.peak_bytes < problem.stock_peak_bytes]
+    if found[0].peak_bytes == problem.stock_peak_bytes:
+        # Finished gradients dominate: their peak stays, but that of a caller who
+        # consumes them falls, and by more than the other selection has to offer.
+        rival = lower[0] if lower else Sweep(problem.buffers, problem.everything)
+        if 4 * score(found[0])[0] < 3 * score(rival)[0]:
+            return frozenset(found[0].kept)
+    return frozenset(lower[0].kept) if lower else problem.everything
 
 
 def _refined(problem: Problem, proposals: list[frozenset[int]], weight: int) -> Sweep:

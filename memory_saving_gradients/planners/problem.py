@@ -19,10 +19,12 @@ class Problem:
         buffers: The graph, its forward ops in running order, its backward ops in the
             order that will be enforced.
         forced: Tensors that must be kept, whatever else is: no question for a planner.
+        barred: Tensors that automatic planning shall not keep.
     """
 
     buffers: Buffers
     forced: frozenset[int] = frozenset()
+    barred: frozenset[int] = frozenset()
 
     @cached_property
     def stock_peak_bytes(self) -> int:
@@ -65,6 +67,7 @@ class Problem:
             and buffers.pinned(tensor) is None
             and tensor not in buffers.endless
             and tensor not in self.forced
+            and tensor not in self.barred
         ]
 
     @cached_property

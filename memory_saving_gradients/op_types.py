@@ -1,0 +1,87 @@
+"""What is known of op types: the tables by which a graph is read.
+
+Decisions are made by type and by TensorFlow's registry, never by name.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ALIAS_TYPES",
+    "ATTRIBUTES",
+    "BACK_EDGE_TYPES",
+    "CALL_TYPES",
+    "IN_PLACE_TYPES",
+    "MASK_TYPES",
+    "PLACEHOLDER_TYPES",
+    "RESTING_TYPES",
+    "SCALAR_BYTES",
+    "SHAPE_TYPES",
+    "ZEROS_TYPES",
+]
+
+ALIAS_TYPES = frozenset(
+    """Bitcast EnsureShape ExpandDims Identity IdentityN PreventGradient Reshape
+    Snapshot Squeeze StopGradient""".split()
+)
+
+# Ops whose result is there anyway: held by a variable, the caller or the graph itself.
+RESTING_TYPES = frozenset(
+    """Arg Const DeviceIndex ImmutableConst Placeholder PlaceholderV2 ReadVariableOp
+    VarHandleOp Variable VariableV2 _Arg""".split()
+)
+
+PLACEHOLDER_TYPES = frozenset(
+    "Arg Placeholder PlaceholderV2 PlaceholderWithDefault _Arg".split()
+)
+
+# They need the shape of what they read, not its value. In the backward pass they read
+# the original, run early and hold nothing.
+SHAPE_TYPES = frozenset(("Rank", "Shape", "ShapeN", "Size"))
+ZEROS_TYPES = frozenset(("OnesLike", "ZerosLike"))
+
+CALL_TYPES = frozenset(
+    """Case If PartitionedCall RemoteCall StatefulPartitionedCall StatelessCase
+    StatelessIf StatelessWhile SymbolicGradient While XlaLaunch XlaLaunchV2""".split()
+)
+
+# What makes a dropout mask of a random draw and numbers.
+MASK_TYPES = frozenset(
+    (
+        "Add",
+        "AddV2",
+        "Cast",
+        "Greater",
+        "GreaterEqual",
+        "Less",
+        "LessEqual",
+        "Mul",
+        "Sub",
+    )
+)
+SCALAR_BYTES = 16
+
+# Kernels that write into an input of equal size when it dies (TensorFlow's
+# `forward_input_or_allocate_output`).
+IN_PLACE_TYPES = frozenset(
+    """Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd Ceil
+    ClipByValue Complex Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad Erf Erfc Exp
+    Expm1 Floor FloorDiv FloorMod FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3
+    FusedBatchNormGradV3 Inv InvGrad LeakyRelu LeakyReluGrad Lgamma Log Log1p
+    LogSoftmax Maximum Minimum Mod Mul MulNoNan Neg Pow RealDiv Reciprocal
+    ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad SelectV2
+    Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softmax Softplus SoftplusGrad
+    Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh
+    TanhGrad TruncateDiv Xdivy Xlog1py Xlogy""".split()
+)
+
+ATTRIBUTES = {
+    "MatMul": ("transpose_a",),
+    "SparseMatMul": ("transpose_a",),
+    "BatchMatMul": ("adj_x",),
+    "BatchMatMulV2": ("adj_x",),
+    "BatchMatMulV3": ("adj_x",),
+    "Einsum": ("equation",),
+}
+
+# The edges that close a TensorFlow 1 loop.
+BACK_EDGE_TYPES = frozenset(("NextIteration", "RefNextIteration"))
