@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ __all__ = [
     "largest_difference",
     "paired_ratios",
     "peak_bytes",
+    "seconds_in_turn",
     "session_peak_bytes",
     "take_gradients",
     "warm_up",
@@ -196,6 +197,19 @@ def _seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
+def seconds_in_turn(
+    runs: Mapping[str, Callable[[], Any]], rounds: int
+) -> dict[str, list[float]]:
+    """Times several functions in turn, after one call of each to warm up."""
+    for run in runs.values():
+        run()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times[name].append(_seconds(run))
+    return times
+
+
 def paired_ratios(
     first: Callable[[], Any], second: Callable[[], Any], pairs: int = 7
 ) -> tuple[Spread, Spread]:
@@ -204,9 +218,9 @@ def paired_ratios(
     Returns:
         Seconds of `first`, and seconds of `second` over those of `first`, pair by pair.
     """
-    first(), second()
-    times = [(_seconds(first), _seconds(second)) for _ in range(pairs)]
-    return Spread.of([a for a, _ in times]), Spread.of([b / a for a, b in times])
+    times = seconds_in_turn({"first": first, "second": second}, pairs)
+    ratios = [b / a for a, b in zip(*times.values(), strict=True)]
+    return Spread.of(times["first"]), Spread.of(ratios)
 
 
 def largest_difference(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-__all__ = ["MODELS", "Workload", "chain"]
+__all__ = ["MODELS", "Workload", "chain", "resnet", "transformer"]
 
 Loss = Callable[..., tf.Tensor]
 
@@ -137,13 +137,18 @@ def _transformer_block(x: keras.KerasTensor, width: int) -> keras.KerasTensor:
     return layers.Add()([x, layers.Dropout(0.1)(y)])
 
 
-def transformer(scale: float = 1.0) -> Workload:
-    """8 layers of width 256 with 8 heads and dropout, on 32 sequences of 128."""
+def transformer(scale: float = 1.0, depth: int | None = None) -> Workload:
+    """8 layers of width 256 with 8 heads and dropout, on 32 sequences of 128.
+
+    Args:
+        scale: Of all sizes.
+        depth: So many layers instead of the scaled 8.
+    """
     keras.utils.set_random_seed(0)
     width, length, words = 8 * _scaled(32, scale), _scaled(128, scale, 8), 1000
     inputs = keras.Input([length], dtype="int32")
     x = layers.Embedding(words, width)(inputs)
-    for _ in range(_scaled(8, scale)):
+    for _ in range(depth or _scaled(8, scale)):
         x = _transformer_block(x, width)
     model = keras.Model(inputs, layers.Dense(words)(layers.LayerNormalization()(x)))
     rng = np.random.default_rng(0)
@@ -168,17 +173,22 @@ def _residual_block(x: keras.KerasTensor, filters: int, strides: int):
     return layers.Add()([x, _convolution(_normed(y), filters)])
 
 
-def resnet62(scale: float = 1.0) -> Workload:
-    """CIFAR ResNet-62 (6n + 2, n = 10), pre-activation, batch norm, batch 64."""
+def resnet(blocks: int, batch: int) -> Workload:
+    """Pre-activation CIFAR ResNet with batch norm, of 6 x `blocks` + 2 layers."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input([32, 32, 3])
     x = _convolution(inputs, 16)
     for stage, filters in enumerate((16, 32, 64)):
-        for block in range(_scaled(10, scale)):
+        for block in range(blocks):
             x = _residual_block(x, filters, 2 if stage and not block else 1)
     x = layers.GlobalAveragePooling2D()(_normed(x))
     model = keras.Model(inputs, layers.Dense(10)(x))
-    return _classifier("ResNet-62", model, _images(_scaled(64, scale), 32, 10))
+    return _classifier(f"ResNet-{6 * blocks + 2}", model, _images(batch, 32, 10))
+
+
+def resnet62(scale: float = 1.0) -> Workload:
+    """The CIFAR ResNet of 62 layers, on a batch of 64."""
+    return resnet(_scaled(10, scale), _scaled(64, scale))
 
 
 def _double(x: keras.KerasTensor, filters: int) -> keras.KerasTensor:

@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+"""Peak memory and step time against the number of layers: stock, "memory" and "speed".
+
+A training step (loss, gradients, SGD) of pre-activation CIFAR ResNets, transformers and
+chains of tanh, of growing depth. All modes of one network take their steps in turn.
+
+  peak        most live bytes of a step over rest, by the allocator's statistics, MiB
+  predicted   the plan's simulation, of a step that does not hold its gradients
+  of stock    peak and time over stock's of the same network (time: median of pairs)
+  step s      seconds of the fastest step
+  trend       least squares: in the layers n for stock, in sqrt(n) for "memory"
+  deepest     the deepest ResNet that "memory" trains in the memory that stock needs for
+              a small one, and the time for each layer of both
+
+Writes OUT/depths.csv, OUT/memory.png and OUT/time.png, and prints the tables. What does
+not fit into the memory of the machine is left out.
+
+Settings:
+  --quick     batch 32 and small networks: about two minutes on two cores
+  (without)   batch 1280, as in the figure of the original project, halved until a
+              ResNet of 20 layers fits: an hour or two on two cores
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Last, so that an installed package wins over the checkout.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from tables import table
+
+if TYPE_CHECKING:
+    from depths import Family
+
+MODES = ("stock", "memory", "speed")
+MIB = 2**20
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured.
+
+    Attributes:
+        batch: Images in a batch of the ResNets.
+        blocks: Sizes of the ResNets, 6 layers each and 2 besides.
+        depths: Layers of the transformers.
+        lengths: Of the chains.
+        scale: Of the transformers and the chains.
+        reference: Blocks of the ResNet that stock gets, for the deepest.
+        rounds: Steps of each that are timed.
+    """
+
+    batch: int
+    blocks: tuple[int, ...]
+    depths: tuple[int, ...]
+    lengths: tuple[int, ...]
+    scale: float
+    reference: int
+    rounds: int
+
+
+QUICK = Setting(32, (1, 3, 6, 10), (1, 2, 4), (25, 50, 100, 200), 0.5, 3, 5)
+FULL = Setting(
+    1280, (1, 3, 5, 8, 12, 17, 23), (1, 2, 4, 8, 16), (50, 100, 200, 400), 1.0, 3, 3
+)
+STOCK_BYTES_PER_IMAGE_AND_LAYER = 76_000  # measured, for the choice of the batch
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="the small setting")
+    add("--out", type=Path, default=Path("out"), help="folder of the results (out)")
+    add("--batch", type=int, help="images in a batch of the ResNets")
+    add("--blocks", type=_numbers, metavar="A,B", help="sizes of the ResNets")
+    add("--depths", type=_numbers, metavar="A,B", help="layers of the transformers")
+    add("--lengths", type=_numbers, metavar="A,B", help="lengths of the chains")
+    add("--rounds", type=int, help="timed steps of each")
+    add("--no-deepest", action="store_true", help="leave out the deepest ResNet")
+    return parser.parse_args(arguments)
+
+
+def _numbers(words: str) -> tuple[int, ...]:
+    return tuple(sorted(int(word) for word in words.split(",") if word))
+
+
+def setting_of(options: argparse.Namespace) -> Setting:
+    """The setting, with what the command line says otherwise."""
+    from dataclasses import replace
+
+    setting = QUICK if options.quick else FULL
+    names = ("batch", "blocks", "depths", "lengths", "rounds")
+    given = {name: getattr(options, name) for name in names}
+    setting = replace(setting, **{n: v for n, v in given.items() if v is not None})
+    return setting if options.batch else replace(setting, batch=_batch(setting))
+
+
+def _batch(setting: Setting) -> int:
+    """The batch, halved until stock's reference network fits."""
+    from depths import USABLE_FRACTION, available_bytes
+
+    usable = USABLE_FRACTION * available_bytes()
+    layers, batch = 6 * setting.reference + 2, setting.batch
+    while batch > 1 and batch * layers * STOCK_BYTES_PER_IMAGE_AND_LAYER > usable:
+        batch //= 2
+    return batch
+
+
+_STARTED = time.monotonic()
+
+
+def say(text: str) -> None:
+    """Progress with the seconds since the start, apart from the tables."""
+    elapsed = time.monotonic() - _STARTED
+    print(f"[{elapsed:5.0f} s] {text}", file=sys.stderr, flush=True)
+
+
+def families(setting: Setting) -> list[Family]:
+    """The networks, the ResNets first."""
+    from depths import Family
+    from models import chain, resnet, transformer
+
+    scale = setting.scale
+    return [
+        Family(
+            "ResNet",
+            partial(resnet, batch=setting.batch),
+            lambda blocks: 6 * blocks + 2,
+            setting.blocks,
+        ),
+        Family(
+            "transformer",
+            lambda depth: transformer(scale, depth),
+            lambda depth: depth,
+            setting.depths,
+        ),
+        Family(
+            "chain",
+            partial(chain, scale=scale),
+            lambda length: length,
+            setting.lengths,
+        ),
+    ]
+
+
+def measure(setting: Setting, with_deepest: bool) -> tuple[list[Row], list[Row]]:
+    """All rows, and the two rows of the deepest network (or none)."""
+    from depths import compare_deepest, measure_depth
+    from measuring import warm_up
+
+    warm_up(MODES[1:])
+    every = families(setting)
+    rows = [
+        row
+        for family in every
+        for size in family.sizes
+        for row in measure_depth(family, size, MODES, setting.rounds, say)
+    ]
+    if not (with_deepest and setting.blocks):
+        return rows, []
+    resnets = every[0]
+    sizes = {resnets.layers(size): size for size in resnets.sizes}
+    known = {
+        sizes[row["layers"]]: row["peak_bytes"]
+        for row in rows
+        if (row["family"], row["mode"]) == ("ResNet", "memory") and "peak_bytes" in row
+    }
+    reference = setting.reference
+    pair = compare_deepest(resnets, reference, "memory", known, setting.rounds, say)
+    return rows, pair
+
+
+# ---- tables and files
+
+
+def _mib(key: str) -> Any:
+    return lambda row: f"{row[key] / MIB:.1f}" if row.get(key) else None
+
+
+def _factor(key: str) -> Any:
+    return lambda row: f"{row[key]:.2f}" if key in row else None
+
+
+COLUMNS = [
+    ("", lambda row: row["family"]),
+    ("layers", lambda row: row["layers"]),
+    ("mode", lambda row: row["mode"]),
+    ("peak MiB", _mib("peak_bytes")),
+    ("predicted", _mib("predicted_bytes")),
+    ("of stock", _factor("peak_of_stock")),
+    ("step s", lambda row: f"{row['seconds']:.3f}" if "seconds" in row else None),
+    ("of stock", _factor("time_of_stock")),
+]
+DEEPEST_COLUMNS = [
+    ("mode", lambda row: row["mode"]),
+    ("layers", lambda row: row["layers"]),
+    ("deeper", _factor("deeper")),
+    ("peak MiB", _mib("peak_bytes")),
+    ("ms per layer", lambda row: f"{1e3 * row['seconds_per_layer']:.2f}"),
+    ("of stock", _factor("time_of_stock")),
+]
+FIELDS = (
+    "part",
+    "family",
+    "layers",
+    "mode",
+    "batch",
+    "peak_bytes",
+    "predicted_bytes",
+    "peak_of_stock",
+    "seconds",
+    "time_of_stock",
+    "seconds_per_layer",
+    "deeper",
+    "building_seconds",
+)
+
+
+def write_csv(path: Path, rows: list[Row], deepest: list[Row], batch: int) -> None:
+    """All rows; "part" tells those of the deepest network."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        for part, some in (("depths", rows), ("deepest", deepest)):
+            for row in some:
+                images = batch if row["family"] == "ResNet" else None
+                writer.writerow({"part": part, "batch": images} | row)
+
+
+def show(rows: list[Row], deepest: list[Row], setting: Setting) -> None:
+    """Prints the tables and the trends."""
+    from depth_pictures import trends
+
+    print(f"A training step; ResNets on {setting.batch} images of 32 x 32\n")
+    print(table(COLUMNS, rows), end="\n\n")
+    for (family, mode), trend in trends(rows).items():
+        power = "n" if trend.power == 1 else "sqrt(n)"
+        print(
+            f"{family}, {mode}: peak = {trend.constant / MIB:.1f} + "
+            f"{trend.slope / MIB:.2f} {power} MiB, within {100 * trend.worst:.0f} %"
+        )
+    if deepest:
+        stock, deep = deepest
+        print(
+            f"\nThe deepest ResNet in the {stock['peak_bytes'] / MIB:.1f} MiB that "
+            f"stock needs for {stock['layers']} layers:\n"
+        )
+        print(table(DEEPEST_COLUMNS, deepest))
+        print(
+            f"\n{deep['deeper']:.1f} times as deep, at {deep['time_of_stock']:.2f} "
+            "times the time for each layer"
+        )
+
+
+def main() -> int:
+    options = parse()
+    from depth_pictures import draw_memory, draw_time
+
+    setting = setting_of(options)
+    rows, deepest = measure(setting, not options.no_deepest)
+    out = options.out
+    write_csv(out / "depths.csv", rows, deepest, setting.batch)
+    draw_memory(out / "memory.png", rows, deepest, setting.batch)
+    draw_time(out / "time.png", rows, deepest, setting.batch)
+    show(rows, deepest, setting)
+    print(f"\nFigures and pictures: {out.resolve()}")
+    say("done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""Predicted against measured: the simulated timeline and the traced one, overlaid.
+
+For each model and mode, the gradients are traced by the profiler so many times as
+`--runs` says. The worst run is laid over the simulation, op by op, and drawn into
+OUT/prediction_MODEL.png; the table says by how much the peaks differ, and at which op
+the largest difference of the two curves starts. That is where the cost model is wrong.
+
+  plan        the plan's peak of the gradients, in MiB
+  seen        the same without buffers under 256 KiB, which the profiler does not see
+  measured    worst traced peak: bytes that were asked for, so without the slack of the
+              allocator's chunks (next column)
+  ratio       measured over seen; the goal is 0.90 to 1.10
+  off by      the largest difference at any step, measured minus predicted, in MiB
+  from        the op at which more than half of that difference came up
+
+Examples:
+  plot_prediction.py                                  everything, in about ten minutes
+  plot_prediction.py transformer --modes memory --runs 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Last, so that an installed package wins over the checkout.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from tables import table
+
+if TYPE_CHECKING:
+    from prediction import Overlay
+
+MODEL_NAMES = ("mlp", "transformer", "resnet62", "unet", "densenet121")
+MIB = 2**20
+Row = dict[str, Any]
+
+
+def say(text: str) -> None:
+    """Progress, apart from the table."""
+    print(f"... {text}", file=sys.stderr, flush=True)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    known = ", ".join(MODEL_NAMES)
+    add("models", nargs="*", metavar="MODEL", help=f"some of: {known} (all)")
+    add("--modes", default="memory,speed", help="with commas (memory,speed)")
+    add("--runs", type=int, default=10, help="runs of which the worst counts (10)")
+    add("--scale", type=float, default=1.0, help="size of the models (1.0)")
+    add("--out", type=Path, default=Path("out"), help="folder of the pictures (out)")
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.models) - set(MODEL_NAMES))
+    if unknown:
+        parser.error(f"no such model: {', '.join(unknown)}. Take {known}")
+    options.modes = options.modes.split(",")
+    return options
+
+
+def compare(name: str, mode: str, options: argparse.Namespace) -> tuple[Row, Overlay]:
+    """The worst of several runs of one model in one mode."""
+    import mem_util
+    from measuring import build_gradients
+    from models import MODELS
+    from prediction import overlay
+
+    say(f"{name} {mode}: building")
+    workload = MODELS[name](options.scale)
+    built = build_gradients(workload, mode)
+    built.call(*workload.batch)
+    worst = None
+    for _ in range(options.runs):
+        traced = mem_util.trace(
+            built.call, *workload.batch, warm_ups=0, replayable=False
+        )
+        found = overlay(built.plan, traced)
+        if worst is None or found.measured_peak_bytes > worst.measured_peak_bytes:
+            worst = found
+    assert worst is not None
+    say(f"{name} {mode}: measured {worst.ratio:.3f} of what was predicted")
+    return _row(workload.name, mode, worst), worst
+
+
+def _row(model: str, mode: str, worst: Overlay) -> Row:
+    largest = worst.largest
+    return {
+        "model": model,
+        "mode": mode,
+        "plan_bytes": worst.plan_peak_bytes,
+        "seen_bytes": worst.predicted_peak_bytes,
+        "measured_bytes": worst.measured_peak_bytes,
+        "slack_bytes": worst.slack_bytes,
+        "measured_over_seen": worst.ratio,
+        "predicted_peak_op": worst.names[int(worst.predicted_bytes.argmax())],
+        "measured_peak_op": worst.peak_op,
+        "largest_difference_bytes": largest.bytes,
+        "difference_starts_at": worst.names[largest.start],
+        "difference_starts_at_type": worst.kinds[largest.start],
+        "largest_at": worst.names[largest.step],
+    }
+
+
+def _in_mib(key: str) -> Any:
+    return lambda row: f"{row[key] / MIB:.1f}"
+
+
+COLUMNS = [
+    ("model", lambda row: row["model"]),
+    ("mode", lambda row: row["mode"]),
+    ("plan", _in_mib("plan_bytes")),
+    ("seen", _in_mib("seen_bytes")),
+    ("measured", _in_mib("measured_bytes")),
+    ("slack", _in_mib("slack_bytes")),
+    ("ratio", lambda row: f"{row['measured_over_seen']:.3f}"),
+    ("off by", lambda row: f"{row['largest_difference_bytes'] / MIB:+.1f}"),
+    ("from", lambda row: row["difference_starts_at"]),
+]
+
+
+def draw(title: str, overlays: dict[str, Overlay], path: Path) -> None:
+    """One panel for each mode: the measured level as an area, the simulated a line."""
+    from matplotlib.figure import Figure
+
+    from mem_util.plot import INK
+
+    figure = Figure(figsize=(10, 0.6 + 3.1 * len(overlays)), layout="constrained")
+    panels = figure.subplots(len(overlays), squeeze=False)[:, 0]
+    for axes, (mode, found) in zip(panels, overlays.items(), strict=True):
+        _draw_panel(axes, mode, found)
+    panels[-1].set_xlabel("steps in the order of the simulation")
+    figure.suptitle(
+        f"{title}: live memory, simulated and traced",
+        x=0.01,
+        ha="left",
+        color=INK,
+        fontweight="bold",
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def _draw_panel(axes: Any, mode: str, found: Overlay) -> None:
+    import numpy as np
+
+    from mem_util.plot import INK, LINES, style_axes
+
+    blue, orange = LINES[:2]
+    steps = np.arange(len(found.names))
+    seen = ~np.isnan(found.measured_bytes)
+    measured = found.measured_bytes[seen] / MIB
+    predicted = found.predicted_bytes / MIB
+    peak, promised = found.measured_peak_bytes / MIB, found.predicted_peak_bytes / MIB
+    label = f"traced: peak {peak:.1f} MiB"
+    axes.fill_between(steps[seen], measured, color=blue, alpha=0.22, linewidth=0)
+    axes.plot(steps[seen], measured, color=blue, linewidth=0.9, label=label)
+    label = f"simulated: peak {promised:.1f} MiB"
+    axes.plot(steps, predicted, color=orange, linewidth=1.3, label=label)
+    style_axes(axes, "live memory, MiB")
+    axes.set_xlim(0, len(steps) - 1)
+    top = 1.22 * max(measured.max(), predicted.max())
+    axes.set_ylim(0, top)
+    axes.axvline(found.first_backward, color=INK, linewidth=0.8, linestyle=":")
+    for text, side in (("forward ", "right"), (" backward", "left")):
+        axes.text(found.first_backward, 0.98 * top, text, ha=side, va="top", color=INK)
+    axes.set_title(f"{mode}: measured / predicted {found.ratio:.3f}", loc="left")
+    axes.legend(loc="upper right", frameon=False, ncols=2)
+
+
+def main() -> int:
+    options = parse()
+    rows: list[Row] = []
+    for name in options.models or MODEL_NAMES:
+        overlays = {}
+        for mode in options.modes:
+            row, overlays[mode] = compare(name, mode, options)
+            rows.append(row)
+        path = options.out / f"prediction_{name}.png"
+        draw(rows[-1]["model"], overlays, path)
+        say(f"drew {path}")
+    with (options.out / "prediction.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(table(COLUMNS, rows))
+    worst = max(abs(row["measured_over_seen"] - 1) for row in rows)
+    print(f"\nThe worst prediction is off by {100 * worst:.1f} %.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
