@@ -59,7 +59,7 @@ def draw_memory(
             if (family, mode) in fitted:
                 _draw_trend(axes, fitted[family, mode], mode, size, unit)
         axes.set_ylabel(f"peak memory, {unit}")
-        _finish_panel(axes, family, batch, legend=not number)
+        _finish_panel(axes, family, batch, None if number else "upper right")
     _finish(figure, "Peak memory of a training step", path)
 
 
@@ -73,7 +73,7 @@ def draw_time(
         if deepest and deepest[0]["family"] == family:
             _draw_time_of_deepest(axes, deepest)
         axes.set_ylabel("seconds per step")
-        _finish_panel(axes, family, batch, legend=not number)
+        _finish_panel(axes, family, batch, None if number else "upper left")
     _finish(figure, "Time of a training step", path)
 
 
@@ -105,6 +105,7 @@ def _draw_lines(
 ) -> None:
     """What was measured; at the end of each line stands what it is of stock's."""
     fitted = ("stock", "memory") if key == "peak_bytes" else ()
+    said: set[str] = set()
     for mode, color in COLORS.items():
         layers, values = _points(rows, family, mode, key)
         if not layers:
@@ -119,19 +120,23 @@ def _draw_lines(
             label=mode,
         )
         compared, ratios = _points(rows, family, mode, ratio_key)
-        if ratios and mode != "stock" and key == "peak_bytes":
+        if not ratios or mode == "stock" or key != "peak_bytes":
+            continue
+        text = f"{ratios[-1]:.2f} of stock"
+        if text not in said:  # where two lines meet, one text is enough
+            said.add(text)
             at = (compared[-1], values[layers.index(compared[-1])] / size)
-            _note(axes, f"{ratios[-1]:.2f} of stock", at, (0, 7), color)
+            _note(axes, text, at, color)
 
 
-def _note(axes: Any, text: str, at: Any, offset: tuple[int, int], color: str) -> None:
-    """A small text beside a point, `offset` points away from it."""
+def _note(axes: Any, text: str, at: tuple[float, float], color: str) -> None:
+    """A small text above a point, to its left."""
     axes.annotate(
         text,
         at,
-        xytext=offset,
+        xytext=(4, 7),
         textcoords="offset points",
-        ha="center",
+        ha="right",
         va="bottom",
         fontsize="small",
         color=color,
@@ -215,7 +220,7 @@ def _draw_time_of_deepest(axes: Any, deepest: Sequence[Row]) -> None:
     )
 
 
-def _finish_panel(axes: Any, family: str, batch: int, legend: bool) -> None:
+def _finish_panel(axes: Any, family: str, batch: int, legend: str | None) -> None:
     name = f"ResNets, batch {batch}" if family == "ResNet" else f"{family}s"
     axes.set_title(name, loc="left", color=INK)
     axes.set_xlabel(XLABELS.get(family, "layers"))
@@ -226,7 +231,7 @@ def _finish_panel(axes: Any, family: str, batch: int, legend: bool) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if legend:
-        axes.legend(frameon=False, fontsize="small", loc="upper left")
+        axes.legend(frameon=False, fontsize="small", loc=legend)
 
 
 def _finish(figure: Any, title: str, path: Path) -> None:

@@ -1,0 +1,287 @@
+"""Depths compared: trends, the search for the deepest, predictions laid over traces."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+import compare_depths
+import depths
+import plot_prediction
+from depth_pictures import draw_memory, draw_time
+from measuring import MIB, build_gradients, seconds_in_turn
+from mem_util import Record, build_timeline, trace
+from models import chain
+from prediction import overlay, requested_curve, simulated_levels, step_names
+
+ROOT = Path(__file__).resolve().parents[1]
+MODES = compare_depths.MODES
+# An activation of 512 KiB: the allocator's statistics see it.
+CHAINS = depths.Family("chain", partial(chain, scale=0.5), lambda n: n, (8, 16))
+
+
+def silent(text: str) -> None:
+    pass
+
+
+# ---- the scripts
+
+
+@pytest.mark.parametrize("name", ["compare_depths.py", "plot_prediction.py"])
+def test_help_of_python_script_does_not_wait_for_tensorflow(name: str, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", ROOT / "scripts" / name, "--help"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"usage: {name}" in done.stdout
+    assert "--out" in done.stdout
+    assert "tensorflow" not in done.stderr
+
+
+def test_run_all_tests_explains_itself_from_any_folder(tmp_path: Path):
+    script = ROOT / "test" / "run_all_tests.sh"
+    assert script.stat().st_mode & 0o111
+    assert "\nset -euo pipefail\n" in script.read_text("utf-8")
+    done = subprocess.run(
+        [script, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "./run_all_tests.sh" in done.stdout
+    for flag in ("--quick", "--no-suite", "--out"):
+        assert flag in done.stdout
+    assert "set -euo" not in done.stdout
+
+
+def test_run_all_tests_hands_its_arguments_on(tmp_path: Path):
+    """A stand-in for the environment's Python prints what it is called with."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "called: $*"\n')
+    python.chmod(0o755)
+    checkout = tmp_path / "checkout"
+    for name in ("scripts/_venv.sh", "test/run_all_tests.sh"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_bytes((ROOT / name).read_bytes())
+    with (checkout / "scripts" / "_venv.sh").open("a") as file:
+        file.write(f"\nensure_venv() {{ VENV_PYTHON={python}; }}\n")
+
+    def called(*arguments: str) -> list[str]:
+        script = checkout / "test" / "run_all_tests.sh"
+        command = ["bash", script, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    compare = f"called: {checkout}/scripts/compare_depths.py"
+    assert called() == ["called: -m pytest", f"{compare} --out {checkout}/out"]
+    assert called("--no-suite", "--quick", "--out", "x") == [
+        f"{compare} --quick --out x"
+    ]
+
+
+def test_setting_takes_what_the_command_line_says():
+    options = compare_depths.parse(["--quick", "--blocks", "2,1", "--lengths", ""])
+    setting = compare_depths.setting_of(options)
+    assert (setting.blocks, setting.lengths) == ((1, 2), ())
+    assert setting.batch == compare_depths.QUICK.batch
+
+
+def test_batch_is_halved_until_the_reference_fits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(depths, "available_bytes", lambda: 2**30)
+    setting = compare_depths.setting_of(compare_depths.parse([]))
+    assert setting.batch in (1280 // 2**k for k in range(1, 6))
+
+
+def test_available_memory_is_plausible():
+    assert 2**28 < depths.available_bytes() < 2**46
+
+
+# ---- trends and the search
+
+
+def test_trend_recovers_its_law():
+    layers = [4, 9, 25, 64]
+    found = depths.fit_trend(layers, [3 + 2 * n**0.5 for n in layers], 0.5)
+    assert (found.constant, found.slope) == pytest.approx((3, 2))
+    assert found.worst < 1e-9
+    assert found(100) == pytest.approx(23)
+
+
+def test_trend_tells_how_wrong_it_is():
+    found = depths.fit_trend([1, 2, 4, 8], [1, 2, 4, 8], 0.5)
+    assert found.worst > 0.1
+    assert depths.fit_trend([4], [6.0], 0.5).slope == 3
+
+
+@pytest.mark.parametrize("power", [0.4, 0.5, 0.7])
+@pytest.mark.parametrize("known", [(3,), (1, 3, 10)])
+def test_deepest_is_found_in_few_plans(power: float, known: tuple[int, ...]):
+    calls = []
+
+    def peak(size: int) -> float:
+        calls.append(size)
+        return 5 + 7 * size**power
+
+    budget = peak(200)
+    calls.clear()
+    before = {n: 5 + 7 * n**power for n in known}
+    found = depths.deepest(peak, budget, before, tolerance=0.03, most_tries=6)
+    assert 0.9 * budget <= 5 + 7 * found**power <= budget
+    assert len(calls) <= 6
+
+
+def test_deepest_stays_within_the_budget_on_a_law_with_a_step():
+    def peak(size: int) -> float:
+        return 10.0 if size < 50 else 1000.0
+
+    assert 4 <= depths.deepest(peak, 20, {2: 10.0, 4: 10.0}) < 50
+
+
+def test_deepest_of_a_chain_fits_when_it_is_run():
+    stock, deep = depths.compare_deepest(CHAINS, 16, "memory", {4: 2 * MIB}, 1, silent)
+    assert deep["peak_bytes"] <= stock["peak_bytes"]
+    # A chain needs about 2 sqrt(n) activations: 64 of them in the memory of 16.
+    assert deep["deeper"] >= 3
+    assert deep["layers"] == deep["deeper"] * 16
+    per_layer = deep["seconds_per_layer"] / stock["seconds_per_layer"]
+    assert deep["time_of_stock"] == pytest.approx(per_layer)
+
+
+# ---- one depth
+
+
+def test_rows_of_a_depth():
+    rows = depths.measure_depth(CHAINS, 16, MODES, 1, silent)
+    assert [row["mode"] for row in rows] == list(MODES)
+    stock, memory, _ = rows
+    assert stock["peak_of_stock"] == stock["time_of_stock"] == 1
+    assert memory["peak_of_stock"] < 0.6
+    for row in rows:
+        # Within two activations.
+        assert abs(row["peak_bytes"] - row["predicted_bytes"]) <= MIB
+
+
+def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    monkeypatch.setattr(depths, "available_bytes", lambda: 8 * MIB)
+    rows = depths.measure_depth(CHAINS, 16, ("stock", "memory"), 1, said.append)
+    assert "peak_bytes" not in rows[0]
+    assert rows[0]["predicted_bytes"] > rows[1]["peak_bytes"]
+    assert "time_of_stock" not in rows[1]
+    assert "left out" in said[-1]
+
+
+def test_functions_are_timed_in_turn():
+    calls: list[str] = []
+    runs = {name: partial(calls.append, name) for name in "abc"}
+    times = seconds_in_turn(runs, rounds=2)
+    assert "".join(calls) == "abc" * 3
+    assert [len(taken) for taken in times.values()] == [2, 2, 2]
+
+
+def test_comparison_prints_and_writes_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    command = "x --quick --blocks= --depths= --lengths 8,16 --rounds 1 --out"
+    monkeypatch.setattr(sys, "argv", [*command.split(), str(tmp_path)])
+    assert compare_depths.main() == 0
+    printed, progress = capsys.readouterr()
+    assert "chain, memory: peak = " in printed
+    assert "chain, 16 layers: stock" in progress
+    lines = (tmp_path / "depths.csv").read_text("utf-8").splitlines()
+    assert len(lines) == 1 + 2 * len(MODES)
+    assert lines[0].startswith("part,family,layers,mode")
+    for name in ("memory.png", "time.png"):
+        assert matplotlib.image.imread(tmp_path / name).shape == (500, 1000, 4)
+
+
+def test_pictures_of_several_families(tmp_path: Path):
+    def row(family: str, mode: str, layers: int, peak: float) -> dict:
+        row = {"family": family, "mode": mode, "layers": layers, "peak_bytes": peak}
+        row |= {"seconds": layers / 100, "seconds_per_layer": 0.01}
+        return row | {"peak_of_stock": 0.5, "time_of_stock": 1.2, "deeper": 10.0}
+
+    families = ("ResNet", "transformer", "chain")
+    rows = [
+        row(family, mode, n, 2**33 * n)
+        for family in families
+        for mode in MODES
+        for n in (8, 20)
+    ]
+    pair = [row("ResNet", "stock", 8, 2**36), row("ResNet", "memory", 80, 2**36)]
+    for draw in (draw_memory, draw_time):
+        draw(tmp_path / "a.png", rows, pair, 32)
+        image = matplotlib.image.imread(tmp_path / "a.png")
+        assert image.shape == (500, 1000, 4)
+        assert image[..., :3].std() > 0.05
+
+
+# ---- predicted against measured
+
+
+@pytest.fixture(scope="module")
+def chain_overlay():
+    workload = chain(30)
+    built = build_gradients(workload, "memory")
+    traced = trace(built.call, *workload.batch, replayable=False)
+    return built.plan, overlay(built.plan, traced)
+
+
+def test_prediction_of_a_chain_is_what_is_traced(chain_overlay):
+    _, found = chain_overlay
+    assert abs(found.measured_peak_bytes - found.predicted_peak_bytes) <= MIB
+    # Grappler fuses forward ops that run on the same buffer, and no others.
+    assert not np.isnan(found.measured_bytes[found.first_backward + 5 :]).any()
+    # Step by step, and not only at the peak: within two activations.
+    assert abs(found.largest.bytes) <= 2 * MIB
+
+
+def test_largest_disagreement_names_the_op_where_it_starts(chain_overlay):
+    _, found = chain_overlay
+    wrong = found.predicted_bytes.copy()
+    wrong[20:30] += 40 * MIB
+    wrong[25] += 5 * MIB
+    largest = SimpleNamespace(
+        predicted_bytes=wrong, measured_bytes=found.predicted_bytes.copy()
+    )
+    largest = type(found).largest.fget(largest)
+    assert (largest.start, largest.step, largest.bytes) == (20, 25, -45 * MIB)
+
+
+def test_copies_are_found_under_their_names(chain_overlay):
+    plan, _ = chain_overlay
+    names = step_names(plan)
+    assert len(set(names)) == len(names)
+    assert sum(name.startswith("recompute/") for name in names) >= 10
+
+
+def test_simulation_can_leave_out_what_nobody_sees(chain_overlay):
+    plan, _ = chain_overlay
+    assert simulated_levels(plan).max() == plan.predicted_peak_bytes
+    assert simulated_levels(plan, stock=True).max() == plan.stock_peak_bytes
+    assert simulated_levels(plan, least_bytes=2 * MIB).max() == 0
+    assert simulated_levels(plan, holds_gradients=False)[-1] <= 3 * MIB
+
+
+def test_requested_bytes_are_without_slack():
+    records = [Record(10, 100, "a", 1, 30), Record(20, 50, "b", 2), Record(30, -100)]
+    records[2] = Record(30, -100, key=1)
+    times, levels = requested_curve(build_timeline("/cpu:0", records))
+    assert times.tolist() == [10, 20, 30]
+    assert levels.tolist() == [70, 120, 50]
+
+
+def test_prediction_is_drawn(tmp_path: Path, chain_overlay):
+    _, found = chain_overlay
+    plot_prediction.draw("chain 30", {"memory": found, "b": found}, tmp_path / "p.png")
+    image = matplotlib.image.imread(tmp_path / "p.png")
+    assert image.shape[1] == 1100
+    assert image[..., :3].std() > 0.05
