@@ -541,7 +541,7 @@ GRAPHS = [
 ]
 
 # Compiling takes long: one of each kind.
-COMPILED = [biased_convolutions, disconnected_towers, integers_between, long_skips]
+COMPILED = [biased_convolutions, integers_between, long_skips]
 
 
 @pytest.mark.parametrize(
