@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,6 +10,12 @@ from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.simulate import simulate_stock
 
 __all__ = ["Problem"]
+
+_SMALL_ALONE = 4000
+"""A tensor is not small if it takes more than this fraction of the stock peak ..."""
+
+_SMALL_TOGETHER = 200
+"""... or if all tensors up to its size take more than this one."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +45,21 @@ class Problem:
 
     @cached_property
     def small_bytes(self) -> int:
-        """Tensors up to this size are always kept: they move no peak."""
-        return self.stock_peak_bytes // 4000
+        """Tensors up to this size are always kept: all together they move no peak."""
+        buffers = self.buffers
+        counts = Counter(
+            buffers.size[tensor]
+            for position in self.useful
+            for tensor in buffers.makes[buffers.forward[position]]
+        )
+        room = self.stock_peak_bytes // _SMALL_TOGETHER
+        largest = 0
+        for size, count in sorted(counts.items()):
+            room -= size * count
+            if room < 0 or size > self.stock_peak_bytes // _SMALL_ALONE:
+                break
+            largest = size
+        return largest
 
     @cached_property
     def useful(self) -> list[int]:
