@@ -122,7 +122,7 @@ def gradients(
     with tf_internals.mutation_lock(graph):
         before = len(graph.get_operations())
         seeds = _seeds(targets, grad_ys, graph)
-        with _as_autodiff_made_it(targets, graph):
+        with _as_autodiff_made_it(targets):
             stock = tf_internals.gradients_helper(
                 targets,
                 [_plain_variable(x) for x in _as_list(xs)],
@@ -141,6 +141,7 @@ def gradients(
             built, parsed, unknown_dim=unknown_dim, verify=verify
         )
         if rewiring is not None:
+            tf_internals.guard_gradients_helper(_as_autodiff_made_it)
             setattr(graph, _REWIRED, [*getattr(graph, _REWIRED, ()), rewiring])
         return gradients
 
@@ -203,21 +204,18 @@ def _plain_variable(x: Any) -> Any:
 
 
 def _seeds(targets: list[Any], grad_ys: Any, graph: tf.Graph) -> list[Any]:
-    """The gradients that backpropagation starts from, made to wait for all `ys`.
+    """The gradients that backpropagation starts from, as ops of our own.
 
-    So the backward ops that depend on a gradient are the seeds' descendants, and none
-    of them can run before the forward pass is over. What is not a plain tensor, or
-    has no default gradient, is left to stock (and to its errors).
+    So the backward ops that depend on a gradient are the seeds' descendants, and
+    holding back the seeds holds back them all. What is not a plain tensor, or has no
+    default gradient, is left to stock (and to its errors).
     """
     given = [None] * len(targets) if grad_ys is None else _as_list(grad_ys)
     here = [y for y in targets if isinstance(y, tf.Tensor) and y.graph is graph]
     seeds: list[Any] = list(given)
     if len(given) != len(targets):
         return seeds
-    with (
-        tf.control_dependencies([y.op for y in here]),
-        tf.name_scope("recompute/seed"),
-    ):
+    with tf.name_scope("recompute/seed"):
         for index, (y, gradient) in enumerate(zip(targets, given, strict=True)):
             if not isinstance(y, tf.Tensor) or not y.dtype.is_floating:
                 continue
@@ -234,15 +232,16 @@ def _seeds(targets: list[Any], grad_ys: Any, graph: tf.Graph) -> list[Any]:
 
 
 @contextmanager
-def _as_autodiff_made_it(targets: list[Any], graph: tf.Graph) -> Iterator[None]:
-    """Undoes, for the moment, what earlier calls redirected upstream of `targets`.
+def _as_autodiff_made_it(ys: Any) -> Iterator[None]:
+    """Undoes, for the moment, what earlier calls redirected upstream of `ys`.
 
     Autodiff through a rewired edge would follow the copy and miss the paths that the
     original has: silently wrong gradients of gradients.
     """
+    graph = tf.compat.v1.get_default_graph()
     edges = [edge for done in getattr(graph, _REWIRED, ()) for edge in done.edges]
     if edges:
-        upstream = _upstream(targets)
+        upstream = _upstream(_as_list(ys))
         edges = [edge for edge in edges if id(edge[0]) in upstream]
     redirected = [op.inputs[index] for op, index, _ in edges]
     for op, index, original in edges:

@@ -36,7 +36,7 @@ from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.schedule import Schedule
 from memory_saving_gradients.tf_read import Reading
 
-__all__ = ["ControlFence", "DataFence", "Fence", "tied_seed"]
+__all__ = ["ControlFence", "DataFence", "Fence", "hold_back", "tied_seed"]
 
 # A quiet bit left out and a payload that no hardware writes: a NaN that never occurs.
 _ODD = {
@@ -89,11 +89,8 @@ class ControlFence(Fence):
 
     def _handle(self, index: int) -> tf.Operation:
         """The op that an edge from step `index` starts at."""
-        op = self._written[index]
-        if op.type not in op_types.CALL_TYPES:
-            return op
         if index not in self._handles:
-            self._handles[index] = tf.identity(op.outputs[0], "recompute/wait").op
+            self._handles[index] = _waitable(self._written[index])
         return self._handles[index]
 
 
@@ -230,6 +227,39 @@ def _select(predicate: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     if tensor.dtype == tf.bool:
         return tf.logical_and(tensor, predicate)
     return tf.where(predicate, tensor, tf.zeros([], tensor.dtype))
+
+
+def _waitable(op: tf.Operation) -> tf.Operation:
+    """The op that a control edge from `op` starts at."""
+    if op.type in op_types.CALL_TYPES and op.outputs:
+        return tf.identity(op.outputs[0], "recompute/wait").op
+    return op
+
+
+def hold_back(seeds: Sequence[tf.Tensor], reading: Reading) -> None:
+    """Makes the seeds wait until the forward pass has come to its end.
+
+    They wait for the last ops that the backward pass needs anyway, not for `ys`:
+    whoever fetches the gradients alone must not run what only a loss hangs on.
+    """
+    graph = reading.graph
+    needed = [False] * graph.forward_count
+    read_on = [False] * graph.forward_count
+    for op in reversed(graph.ops):
+        if op.id >= graph.forward_count or needed[op.id]:
+            before = {graph.tensors[t].op for t in op.inputs} | {*op.control_inputs}
+            for other in before:
+                if other < graph.forward_count:
+                    needed[other] = True
+                    read_on[other] |= op.id < graph.forward_count
+    ends = [
+        _waitable(reading.ops[op.id])
+        for op in graph.forward_ops
+        if needed[op.id] and not read_on[op.id] and op.free_order
+    ]
+    for seed in seeds:
+        for end in ends:
+            tf_internals.add_control_input(seed.op, end)
 
 
 def tied_seed(ys: Sequence[tf.Tensor], seed: tf.Tensor) -> tf.Tensor:

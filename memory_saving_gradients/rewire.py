@@ -19,15 +19,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import selection, tf_internals
+from memory_saving_gradients import fences, selection, tf_internals
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.checkpoints import Checkpoints
+from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.plan import Plan, remember
 from memory_saving_gradients.planners import Problem
 from memory_saving_gradients.schedule import (
     Schedule,
     Step,
-    backward_order,
     make_schedule,
 )
 from memory_saving_gradients.simulate import Timeline, simulate, simulate_stock
@@ -102,20 +102,23 @@ def rewire(
     """
     started = time.perf_counter()
     graph = built.graph
+    seeds = [seed for seed in built.seeds if isinstance(seed, tf.Tensor)]
     results = tf.nest.flatten(list(built.gradients), expand_composites=True)
     reading = read(
         built.created,
         [y for y in built.targets if isinstance(y, tf.Tensor)],
         [part for part in results if part is not None],
-        [seed for seed in built.seeds if isinstance(seed, tf.Tensor)],
+        seeds,
         unknown_dim=unknown_dim,
     )
-    seed_ops = {id(seed.op) for seed in built.seeds if isinstance(seed, tf.Tensor)}
+    seed_ops = {id(seed.op) for seed in seeds}
     starts = {n for n, op in enumerate(reading.ops) if id(op) in seed_ops}
     buffers = Buffers(reading.graph, backward_order(reading.graph, starts))
     decision = _decide(checkpoints, buffers, starts, reading, graph)
     gradients, rewiring = list(built.gradients), None
     if not decision.reason:
+        with tf_internals.creation_scope(graph):
+            fences.hold_back(seeds, reading)
         rewiring = write(graph, reading, buffers, decision.schedule)
         if verify:
             gradients = verified(gradients, reading, rewiring, graph)

@@ -10,8 +10,8 @@ control edge, a data edge) is the writer's business.
 
 The algorithm:
 
-1. `backward_order` (independent of the selection): among the backward ops that are
-   ready run the one that serves the latest part of the forward pass, so that the
+1. `order.backward_order` (independent of the selection): among the backward ops that
+   are ready run the one that serves the latest part of the forward pass, so that the
    gradient of a layer's weights runs as soon as its inputs are there, before an earlier
    layer is touched. The place an op serves is the latest residual that it or any op
    downstream of it reads; ops that lead to nothing but a result have no reason to wait.
@@ -32,19 +32,17 @@ before it. A U-Net's peak wandered between 86 and 115 MB that way.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left
 from collections.abc import Set
 from dataclasses import dataclass
 
 from memory_saving_gradients.buffers import Buffers
-from memory_saving_gradients.graph import TrainingGraph
+from memory_saving_gradients.order import filter_gradients
 
 __all__ = [
     "NEVER",
     "Schedule",
     "Step",
-    "backward_order",
     "copy_slots",
     "lay_out",
     "make_schedule",
@@ -52,8 +50,6 @@ __all__ = [
 
 NEVER = 1 << 60
 """A slot after all slots: what needs no copy."""
-
-_AT_ONCE = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,86 +83,6 @@ class Schedule:
     def recomputed(self) -> tuple[int, ...]:
         """The ids of the copied ops, in graph order."""
         return tuple(sorted({step.op for step in self.steps if step.copy}))
-
-
-def backward_order(graph: TrainingGraph, seeds: Set[int] = frozenset()) -> list[int]:
-    """Orders the backward ops (step 1 of the module's outline).
-
-    Args:
-        graph: The training graph.
-        seeds: Ids of backward ops that everything starts from: they run first.
-
-    Returns:
-        The ids of all backward ops in the order in which they shall run.
-    """
-    first = graph.forward_count
-    serves = _places_served(graph, seeds)
-    filters = _filter_gradients(graph)
-    waiting = [0] * len(graph.ops)
-    dependents: list[list[int]] = [[] for _ in graph.ops]
-    ready: list[tuple[int, int]] = []
-    for op in graph.backward_ops:
-        before = {graph.tensors[tensor].op for tensor in op.inputs}
-        before.update(op.control_inputs)
-        if op.id in filters:
-            before.add(filters[op.id])
-        waits = [other for other in before if other >= first]
-        waiting[op.id] = len(waits)
-        for other in sorted(waits):
-            dependents[other].append(op.id)
-        if not waits:
-            ready.append((-serves[op.id], op.id))
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        current = heapq.heappop(ready)[1]
-        order.append(current)
-        for other in dependents[current]:
-            waiting[other] -= 1
-            if not waiting[other]:
-                heapq.heappush(ready, (-serves[other], other))
-    return order
-
-
-def _filter_gradients(graph: TrainingGraph) -> dict[int, int]:
-    """For each bias gradient the filter gradient of the same convolution.
-
-    oneDNN has one kernel for both, and TensorFlow merges the two ops on a CPU if they
-    have the same control inputs. What ran between them would close a cycle: it would
-    wait for one half of the merged op and be read by the other.
-    """
-    filters = {
-        op.inputs[2]: op.id
-        for op in graph.backward_ops
-        if op.type == "Conv2DBackpropFilter"
-    }
-    return {
-        op.id: filters[op.inputs[0]]
-        for op in graph.backward_ops
-        if op.type == "BiasAddGrad" and op.inputs[0] in filters
-    }
-
-
-def _places_served(graph: TrainingGraph, seeds: Set[int]) -> list[int]:
-    """For each op the latest forward op whose result it, or what follows it, reads."""
-    serves = [-1] * len(graph.ops)
-    for op in reversed(graph.backward_ops):
-        own = -1
-        if not op.metadata_only:
-            for tensor in op.inputs:
-                producer = graph.tensors[tensor].op
-                if producer < graph.forward_count:
-                    own = max(own, producer)
-        # `serves` holds here what the consumers, visited before, have handed down.
-        serves[op.id] = max(own, serves[op.id])
-        if op.id in seeds or serves[op.id] < 0:
-            serves[op.id] = _AT_ONCE
-        else:
-            for tensor in op.inputs:
-                producer = graph.tensors[tensor].op
-                if producer >= graph.forward_count:
-                    serves[producer] = max(serves[producer], serves[op.id])
-    return serves
 
 
 def copy_slots(buffers: Buffers, kept: Set[int]) -> list[int]:
@@ -264,7 +180,7 @@ def _ties(
     slot_entered: dict[str, int] = {}
     backward_step: dict[int, int] = {}
     next_backward = _next_backward(steps)
-    filters = _filter_gradients(buffers.graph)
+    filters = filter_gradients(buffers.graph)
     for index, step in enumerate(steps):
         op = ops[step.op]
         if not step.copy:

@@ -8,8 +8,9 @@ name in the message (`test/test_tf_internals.py`) rather than in the middle of a
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,6 +26,7 @@ __all__ = [
     "creation_scope",
     "drop_control_inputs",
     "gradients_helper",
+    "guard_gradients_helper",
     "in_control_flow_v1",
     "in_xla",
     "is_stateful",
@@ -52,6 +54,34 @@ def _bind(module: str, *attributes: str) -> Any:
 # the very names that a script assigns `gradients_memory` to: going through them would
 # call ourselves.
 gradients_helper = _bind("tensorflow.python.ops.gradients_util", "_GradientsHelper")
+
+_gradients_util = importlib.import_module("tensorflow.python.ops.gradients_util")
+
+
+def guard_gradients_helper(
+    prepared: Callable[[Any], contextlib.AbstractContextManager[None]],
+) -> None:
+    """Makes stock gradients, too, find a graph as autodiff made it.
+
+    Differentiating through a rewired gradient follows the copies: a second derivative
+    by stock's `tf.gradients` would be silently wrong. The guard is set when the first
+    graph is rewired, and changes nothing for any other graph.
+
+    Args:
+        prepared: Given the `ys`, a context in which their graph may be differentiated.
+    """
+    current = _gradients_util._GradientsHelper
+    if getattr(current, "guards_rewired_graphs", False):
+        return
+
+    @functools.wraps(current)
+    def guarded(ys: Any, *args: Any, **kwargs: Any) -> Any:
+        with prepared(ys):
+            return current(ys, *args, **kwargs)
+
+    guarded.guards_rewired_graphs = True  # type: ignore[attr-defined]
+    _gradients_util._GradientsHelper = guarded
+
 
 # Says at trace time whether a graph is being built for XLA: `jit_compile=True` leaves
 # no other mark until compilation.

@@ -293,6 +293,8 @@ def _pin(op: tf.Operation) -> Pin | None:
         return Pin.PLACEHOLDER
     if tf_internals.in_control_flow_v1(op):
         return Pin.CONTROL_FLOW
+    if op.type in op_types.CALL_TYPES:
+        return Pin.CALL
     if any(
         t.dtype in (tf.resource, tf.variant) or t.dtype != t.dtype.base_dtype
         for t in (*op.inputs, *op.outputs)
@@ -300,8 +302,6 @@ def _pin(op: tf.Operation) -> Pin | None:
         return Pin.HANDLE
     if tf_internals.is_stateful(op):
         return Pin.STATEFUL
-    if op.type in op_types.CALL_TYPES:
-        return Pin.CALL
     if op.type in op_types.SHAPE_TYPES:
         return Pin.METADATA
     return None

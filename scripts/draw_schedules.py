@@ -151,8 +151,9 @@ class Panel:
 def panels(layers: int) -> list[Panel]:
     """The three panels, from left to right."""
     from memory_saving_gradients.buffers import Buffers
+    from memory_saving_gradients.order import backward_order
     from memory_saving_gradients.planners import PLANNERS, Problem
-    from memory_saving_gradients.schedule import backward_order, make_schedule
+    from memory_saving_gradients.schedule import make_schedule
     from memory_saving_gradients.simulate import simulate
 
     graph = chain(layers)

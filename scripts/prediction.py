@@ -134,7 +134,7 @@ def simulated_levels(
         Live bytes at each step of `plan.timeline`, or of `plan.stock`.
     """
     from memory_saving_gradients.buffers import Buffers
-    from memory_saving_gradients.schedule import backward_order
+    from memory_saving_gradients.order import backward_order
     from memory_saving_gradients.simulate import simulate, simulate_stock
 
     graph = plan.reading.graph

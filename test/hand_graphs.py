@@ -21,7 +21,7 @@ from memory_saving_gradients.graph import (
     TrainingGraph,
     check,
 )
-from memory_saving_gradients.schedule import backward_order
+from memory_saving_gradients.order import backward_order
 
 
 class Builder:

@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("op_types", "tf_required"),
     ("graph", "checkpoints"),
     ("cost", "buffers"),
+    ("order",),
     ("schedule",),
     ("simulate", "sweep"),
     ("planners",),
@@ -44,7 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 """Lowest first: a module imports from rows above its own only, or from its own row."""
 
-PURE = frozenset(name for row in LAYERS[:7] for name in row) - {"tf_required"}
+PURE = frozenset(name for row in LAYERS[:8] for name in row) - {"tf_required"}
 """The rows that know no TensorFlow."""
 
 LATE = frozenset({("plan", "report")})

@@ -13,9 +13,10 @@ from hand_graphs import Builder
 
 import memory_saving_gradients as msg
 from memory_saving_gradients.buffers import Buffers
+from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.planners import Problem
 from memory_saving_gradients.planners.memory import plan_memory
-from memory_saving_gradients.schedule import backward_order, make_schedule
+from memory_saving_gradients.schedule import make_schedule
 from memory_saving_gradients.simulate import simulate
 
 v1 = tf.compat.v1

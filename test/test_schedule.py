@@ -21,11 +21,11 @@ from random_graphs import random_selection, training_graphs
 
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.graph import Storage, TrainingGraph
+from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.schedule import (
     NEVER,
     Schedule,
     Step,
-    backward_order,
     copy_slots,
     make_schedule,
 )
