@@ -30,7 +30,7 @@ def long_description() -> str:
 TENSORFLOW_RANGE = ">=2.16"
 DEMO = ["scikit-learn>=1.2"]
 PROGRESS = ["tqdm>=4.64"]
-TEST = ["hypothesis>=6.80", "pytest>=7.4", *DEMO]
+TEST = ["hypothesis>=6.80", "pytest>=7.4", "pytest-xdist>=3.5", *DEMO]
 
 setup(
     name="memory_saving_gradients",

@@ -10,4 +10,5 @@ show_help "$0" "${1-}"
 
 ensure_venv test
 cd "$ROOT"
-exec "$VENV_PYTHON" -m pytest "$@"
+# Two processes: half of the suite waits for tracing, which one core does.
+exec "$VENV_PYTHON" -m pytest -n 2 --dist worksteal "$@"

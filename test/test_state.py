@@ -403,3 +403,22 @@ def test_ops_with_state_are_never_copied() -> None:
             operation = graph.get_operation_by_name(name)
             assert not operation.op_def.is_stateful
             assert all(t.dtype != tf.resource for t in operation.inputs)
+
+
+def test_fetching_gradients_runs_nothing_that_only_the_loss_waits_for() -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [256, 256])
+        y = x
+        for _ in range(12):
+            y = tf.tanh(y)
+        count = v1.get_variable("count", initializer=0.0, use_resource=True)
+        with tf.control_dependencies([count.assign_add(1.0)]):
+            loss = tf.identity(tf.reduce_sum(y))
+        (gradient,) = msg.gradients(loss, x, checkpoints="memory")
+        assert msg.last_plan().recomputed
+        session.run(v1.global_variables_initializer())
+        session.run(gradient, {x: np.ones([256, 256])})
+        assert session.run(count) == 0
+        session.run([loss, gradient], {x: np.ones([256, 256])})
+        assert session.run(count) == 1
