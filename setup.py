@@ -30,7 +30,7 @@ def long_description() -> str:
 TENSORFLOW_RANGE = ">=2.16"
 DEMO = ["scikit-learn>=1.2"]
 PROGRESS = ["tqdm>=4.64"]
-TEST = ["hypothesis>=6.80", "pytest>=7.4", "pytest-xdist>=3.5", *DEMO]
+TEST = ["hypothesis>=6.80", "networkx>=3.0", "pytest>=7.4", "pytest-xdist>=3.5", *DEMO]
 
 setup(
     name="memory_saving_gradients",
@@ -61,7 +61,6 @@ setup(
     python_requires=">=3.10",
     install_requires=[
         "matplotlib>=3.7",
-        "networkx>=3.0",
         "numpy>=1.23.5",
         "toposort>=1.7",
     ],

@@ -18,6 +18,7 @@ from memory_saving_gradients.checkpoints import Collection, parse
 from memory_saving_gradients.errors import EagerExecutionError
 from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.rewire import StockGradient, rewire
+from memory_saving_gradients.verify import require_assertions
 
 __all__ = [
     "UNKNOWN_DIM",
@@ -114,6 +115,8 @@ def gradients(
         )
     parsed = parse(checkpoints, PLANNERS)
     graph = tf.compat.v1.get_default_graph()
+    if verify:
+        require_assertions(graph)
     if isinstance(parsed, Collection):
         parsed = selection.collected(graph, parsed)
     if colocate_gradients_with_ops is None:

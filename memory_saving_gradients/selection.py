@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from memory_saving_gradients import op_types
 from memory_saving_gradients.checkpoints import Auto, Checkpoints, Collection, Keep
 from memory_saving_gradients.errors import (
     CheckpointError,
@@ -125,7 +126,7 @@ def _named(
             idle[variable.name] = "it is a variable"
             continue
         tensor = _tensor(entry, graph)
-        number = reading.tensor_id(tensor)
+        number = _number(tensor, reading)
         root = None if number is None else reading.graph.root(number)
         if root is not None and root in serving:
             kept.add(root)
@@ -154,6 +155,15 @@ def _level_of_caller() -> int:
     while frame.f_back and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
         frame, level = frame.f_back, level + 1
     return level
+
+
+def _number(tensor: tf.Tensor, reading: Reading) -> int | None:
+    """The tensor's id; an alias beside the path (`identity(h)`) means its source."""
+    number = reading.tensor_id(tensor)
+    while number is None and tensor.op.type in op_types.ALIAS_TYPES:
+        tensor = tensor.op.inputs[0]
+        number = reading.tensor_id(tensor)
+    return number
 
 
 def _why_idle(root: int | None, reading: Reading) -> str:

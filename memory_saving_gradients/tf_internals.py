@@ -55,7 +55,7 @@ def _bind(module: str, *attributes: str) -> Any:
 # call ourselves.
 gradients_helper = _bind("tensorflow.python.ops.gradients_util", "_GradientsHelper")
 
-_gradients_util = importlib.import_module("tensorflow.python.ops.gradients_util")
+_gradients_util: Any = importlib.import_module("tensorflow.python.ops.gradients_util")
 
 
 def guard_gradients_helper(
@@ -79,7 +79,7 @@ def guard_gradients_helper(
         with prepared(ys):
             return current(ys, *args, **kwargs)
 
-    guarded.guards_rewired_graphs = True  # type: ignore[attr-defined]
+    vars(guarded)["guards_rewired_graphs"] = True
     _gradients_util._GradientsHelper = guarded
 
 

@@ -26,7 +26,20 @@ from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.tf_write import Rewiring
 from memory_saving_gradients.user_code import user_line
 
-__all__ = ["verified"]
+__all__ = ["require_assertions", "verified"]
+
+
+def require_assertions(graph: tf.Graph) -> None:
+    """Checks that assertions in `graph` will be made.
+
+    Raises:
+        VerificationUnavailableError: The graph is compiled by XLA.
+    """
+    if tf_internals.in_xla(graph):
+        raise VerificationUnavailableError(
+            "`memory_saving_gradients.gradients`: `verify=True` needs assertions at "
+            "run time, but XLA drops them. Verify with `jit_compile=False`."
+        )
 
 
 def verified(
@@ -43,15 +56,7 @@ def verified(
     Returns:
         The same gradients; reading them fails with an
         `InvalidArgumentError` if a recomputed tensor differs.
-
-    Raises:
-        VerificationUnavailableError: The graph is compiled by XLA.
     """
-    if tf_internals.in_xla(graph):
-        raise VerificationUnavailableError(
-            "`memory_saving_gradients.gradients`: `verify=True` needs assertions at "
-            "run time, but XLA drops them. Verify with `jit_compile=False`."
-        )
     if not rewiring.copies:
         return list(gradients)
     with tf_internals.creation_scope(graph), tf.name_scope("recompute/verify"):
