@@ -2,7 +2,7 @@
 """Peak memory and step time against the number of layers: stock, "memory" and "speed".
 
 A training step (loss, gradients, SGD) of pre-activation CIFAR ResNets, transformers and
-chains of tanh, of growing depth. All modes of one network take their steps in turn.
+chains of tanh, of growing depth. At the end, all of them take their steps in turn.
 
   peak        most live bytes of a step over rest, by the allocator's statistics, MiB
   predicted   the plan's simulation, of a step that does not hold its gradients
@@ -10,7 +10,8 @@ chains of tanh, of growing depth. All modes of one network take their steps in t
   step s      seconds of the fastest step
   trend       least squares: in the layers n for stock, in sqrt(n) for "memory"
   deepest     the deepest ResNet that "memory" trains in the memory that stock needs for
-              a small one, and the time for each layer of both
+              a small one, and the time for each layer of both; stock on the deep one,
+              too, if the machine has the memory
 
 Writes OUT/depths.csv, OUT/memory.png and OUT/time.png, and prints the tables. What does
 not fit into the memory of the machine is left out.
@@ -158,30 +159,30 @@ def families(setting: Setting) -> list[Family]:
 
 
 def measure(setting: Setting, with_deepest: bool) -> tuple[list[Row], list[Row]]:
-    """All rows, and the two rows of the deepest network (or none)."""
-    from depths import compare_deepest, measure_depth
+    """All rows, and the rows of the deepest network (or none)."""
+    from deepest import deepest_rows, find_deepest
+    from depths import add_times, measure_depth
     from measuring import warm_up
 
     warm_up(MODES[1:])
-    every = families(setting)
-    rows = [
-        row
-        for family in every
+    networks = {
+        (family.name, size): measure_depth(family, size, MODES, say)
+        for family in families(setting)
         for size in family.sizes
-        for row in measure_depth(family, size, MODES, setting.rounds, say)
-    ]
-    if not (with_deepest and setting.blocks):
-        return rows, []
-    resnets = every[0]
-    sizes = {resnets.layers(size): size for size in resnets.sizes}
-    known = {
-        sizes[row["layers"]]: row["peak_bytes"]
-        for row in rows
-        if (row["family"], row["mode"]) == ("ResNet", "memory") and "peak_bytes" in row
     }
-    reference = setting.reference
-    pair = compare_deepest(resnets, reference, "memory", known, setting.rounds, say)
-    return rows, pair
+    pair: tuple[Any, ...] = ()
+    if with_deepest and setting.blocks:
+        known = {
+            size: network.rows["memory"]["peak_bytes"]
+            for (family, size), network in networks.items()
+            if family == "ResNet" and "memory" in network.calls
+        }
+        resnets = families(setting)[0]
+        pair = find_deepest(resnets, setting.reference, "memory", known, say)
+    say(f"timing all of them in turn, {setting.rounds} times")
+    add_times([*networks.values(), *pair], setting.rounds)
+    rows = [row for network in networks.values() for row in network.rows.values()]
+    return rows, deepest_rows(*pair) if pair else []
 
 
 # ---- tables and files
@@ -211,7 +212,8 @@ DEEPEST_COLUMNS = [
     ("deeper", _factor("deeper")),
     ("peak MiB", _mib("peak_bytes")),
     ("ms per layer", lambda row: f"{1e3 * row['seconds_per_layer']:.2f}"),
-    ("of stock", _factor("time_of_stock")),
+    ("of the first", _factor("layer_time_of_stock")),
+    ("of stock's step", _factor("time_of_stock")),
 ]
 FIELDS = (
     "part",
@@ -225,6 +227,7 @@ FIELDS = (
     "seconds",
     "time_of_stock",
     "seconds_per_layer",
+    "layer_time_of_stock",
     "deeper",
     "building_seconds",
 )
@@ -234,7 +237,9 @@ def write_csv(path: Path, rows: list[Row], deepest: list[Row], batch: int) -> No
     """All rows; "part" tells those of the deepest network."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer = csv.DictWriter(
+            file, FIELDS, lineterminator="\n", extrasaction="ignore"
+        )
         writer.writeheader()
         for part, some in (("depths", rows), ("deepest", deepest)):
             for row in some:
@@ -255,16 +260,20 @@ def show(rows: list[Row], deepest: list[Row], setting: Setting) -> None:
             f"{trend.slope / MIB:.2f} {power} MiB, within {100 * trend.worst:.0f} %"
         )
     if deepest:
-        stock, deep = deepest
+        stock, deep = deepest[:2]
         print(
             f"\nThe deepest ResNet in the {stock['peak_bytes'] / MIB:.1f} MiB that "
             f"stock needs for {stock['layers']} layers:\n"
         )
         print(table(DEEPEST_COLUMNS, deepest))
         print(
-            f"\n{deep['deeper']:.1f} times as deep, at {deep['time_of_stock']:.2f} "
-            "times the time for each layer"
+            f"\n{deep['deeper']:.1f} times as deep, at "
+            f"{deep['layer_time_of_stock']:.2f} times the time for each layer"
         )
+        if "time_of_stock" in deep:
+            print(
+                f"({deep['time_of_stock']:.2f} times stock's time for the same network)"
+            )
 
 
 def main() -> int:

@@ -52,9 +52,9 @@ def draw_memory(
     fitted = trends(rows)
     for number, (family, axes) in enumerate(panels.items()):
         unit, size = _unit(rows, family)
-        _draw_lines(axes, rows, family, "peak_bytes", "peak_of_stock", size)
         if deepest and deepest[0]["family"] == family:
             _draw_deepest(axes, deepest, size)
+        _draw_lines(axes, rows, family, "peak_bytes", "peak_of_stock", size)
         for mode in ("stock", "memory"):
             if (family, mode) in fitted:
                 _draw_trend(axes, fitted[family, mode], mode, size, unit)
@@ -130,14 +130,19 @@ def _draw_lines(
 
 
 def _note(axes: Any, text: str, at: tuple[float, float], color: str) -> None:
-    """A small text above a point, to its left."""
+    """A small text right of a point where there is room, else above or below it."""
+    offset, horizontal, vertical = (4, 7), "right", "bottom"
+    if at[0] < 0.6 * axes.get_xlim()[1]:
+        offset, horizontal, vertical = (9, 0), "left", "center"
+    elif color == COLORS["memory"] and at[1] > 0.15 * axes.get_ylim()[1]:
+        offset, vertical = (4, -7), "top"
     axes.annotate(
         text,
         at,
-        xytext=(4, 7),
+        xytext=offset,
         textcoords="offset points",
-        ha="right",
-        va="bottom",
+        ha=horizontal,
+        va=vertical,
         fontsize="small",
         color=color,
     )
@@ -173,7 +178,7 @@ def _star(axes: Any, layers: int, value: float) -> None:
 
 def _draw_deepest(axes: Any, deepest: Sequence[Row], size: float) -> None:
     """An arrow from stock's network to the deepest one in the same memory."""
-    stock, deep = deepest
+    stock, deep = deepest[:2]
     level = stock["peak_bytes"] / size
     _star(axes, deep["layers"], deep["peak_bytes"] / size)
     arrow = {"arrowstyle": "->", "color": INK, "linestyle": ":", "linewidth": 1.3}
@@ -181,7 +186,7 @@ def _draw_deepest(axes: Any, deepest: Sequence[Row], size: float) -> None:
     axes.annotate("", **ends, arrowprops=arrow | {"shrinkB": 9})
     axes.annotate(
         f"in the memory of {stock['layers']} layers: {deep['layers']} layers,\n"
-        f"{deep['deeper']:.1f} x as deep at {deep['time_of_stock']:.2f} x "
+        f"{deep['deeper']:.1f} x as deep at {deep['layer_time_of_stock']:.2f} x "
         "the time per layer",
         (deep["layers"], level),
         xytext=(0, 12),
@@ -194,8 +199,8 @@ def _draw_deepest(axes: Any, deepest: Sequence[Row], size: float) -> None:
 
 
 def _draw_time_of_deepest(axes: Any, deepest: Sequence[Row]) -> None:
-    """The deepest network, and what stock would take at its own time per layer."""
-    stock, deep = deepest
+    """The deepest network, stock's time for it, and what it were at a constant rate."""
+    stock, deep = deepest[:2]
     layers, per_layer = deep["layers"], stock["seconds_per_layer"]
     _star(axes, layers, deep["seconds"])
     axes.plot(
@@ -207,9 +212,14 @@ def _draw_time_of_deepest(axes: Any, deepest: Sequence[Row]) -> None:
         zorder=1,
         label=f"stock's time per layer (of {stock['layers']} layers)",
     )
+    text = f"{layers} layers in stock's memory of {stock['layers']}:\n"
+    text += f"{deep['layer_time_of_stock']:.2f} x the time per layer"
+    for rival in deepest[2:]:
+        color = COLORS["stock"]
+        axes.plot([layers], [rival["seconds"]], color=color, marker="o", markersize=5.5)
+        text += f",\n{deep['time_of_stock']:.2f} x stock's step of that network"
     axes.annotate(
-        f"{layers} layers in stock's memory of {stock['layers']}:\n"
-        f"{deep['time_of_stock']:.2f} x the time per layer",
+        text,
         (layers, deep["seconds"]),
         xytext=(-14, -2),
         textcoords="offset points",

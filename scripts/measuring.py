@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -40,6 +40,7 @@ __all__ = [
 MIB = 2**20
 CPU = "CPU:0"
 LEARNING_RATE = 1e-4
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -198,12 +199,12 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 def seconds_in_turn(
-    runs: Mapping[str, Callable[[], Any]], rounds: int
-) -> dict[str, list[float]]:
+    runs: Mapping[Key, Callable[[], Any]], rounds: int
+) -> dict[Key, list[float]]:
     """Times several functions in turn, after one call of each to warm up."""
     for run in runs.values():
         run()
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[Key, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
             times[name].append(_seconds(run))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import compare_depths
+import deepest
 import depths
 import plot_prediction
 from depth_pictures import draw_memory, draw_time
@@ -133,7 +134,7 @@ def test_deepest_is_found_in_few_plans(power: float, known: tuple[int, ...]):
     budget = peak(200)
     calls.clear()
     before = {n: 5 + 7 * n**power for n in known}
-    found = depths.deepest(peak, budget, before, tolerance=0.03, most_tries=6)
+    found = deepest.deepest(peak, budget, before, tolerance=0.03, most_tries=6)
     assert 0.9 * budget <= 5 + 7 * found**power <= budget
     assert len(calls) <= 6
 
@@ -142,25 +143,32 @@ def test_deepest_stays_within_the_budget_on_a_law_with_a_step():
     def peak(size: int) -> float:
         return 10.0 if size < 50 else 1000.0
 
-    assert 4 <= depths.deepest(peak, 20, {2: 10.0, 4: 10.0}) < 50
+    assert 4 <= deepest.deepest(peak, 20, {2: 10.0, 4: 10.0}) < 50
 
 
 def test_deepest_of_a_chain_fits_when_it_is_run():
-    stock, deep = depths.compare_deepest(CHAINS, 16, "memory", {4: 2 * MIB}, 1, silent)
+    pair = deepest.find_deepest(CHAINS, 16, "memory", {4: 2 * MIB}, silent)
+    depths.add_times(pair, rounds=1)
+    stock, deep, rival = deepest.deepest_rows(*pair)
     assert deep["peak_bytes"] <= stock["peak_bytes"]
     # A chain needs about 2 sqrt(n) activations: 64 of them in the memory of 16.
     assert deep["deeper"] >= 3
-    assert deep["layers"] == deep["deeper"] * 16
+    assert deep["layers"] == rival["layers"] == deep["deeper"] * 16
     per_layer = deep["seconds_per_layer"] / stock["seconds_per_layer"]
-    assert deep["time_of_stock"] == pytest.approx(per_layer)
+    assert deep["layer_time_of_stock"] == pytest.approx(per_layer)
+    ratio = deep["seconds"] / rival["seconds"]
+    assert deep["time_of_stock"] == pytest.approx(ratio)
+    assert rival["peak_bytes"] > 3 * deep["peak_bytes"]
 
 
 # ---- one depth
 
 
 def test_rows_of_a_depth():
-    rows = depths.measure_depth(CHAINS, 16, MODES, 1, silent)
-    assert [row["mode"] for row in rows] == list(MODES)
+    network = depths.measure_depth(CHAINS, 16, MODES, silent)
+    depths.add_times([network], rounds=1)
+    assert list(network.rows) == list(network.calls) == list(MODES)
+    rows = list(network.rows.values())
     stock, memory, _ = rows
     assert stock["peak_of_stock"] == stock["time_of_stock"] == 1
     assert memory["peak_of_stock"] < 0.6
@@ -172,10 +180,14 @@ def test_rows_of_a_depth():
 def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     monkeypatch.setattr(depths, "available_bytes", lambda: 8 * MIB)
-    rows = depths.measure_depth(CHAINS, 16, ("stock", "memory"), 1, said.append)
-    assert "peak_bytes" not in rows[0]
-    assert rows[0]["predicted_bytes"] > rows[1]["peak_bytes"]
-    assert "time_of_stock" not in rows[1]
+    network = depths.measure_depth(CHAINS, 16, MODES, said.append)
+    depths.add_times([network], rounds=1)
+    stock, *others = network.rows.values()
+    assert "peak_bytes" not in stock
+    for row in others:
+        assert stock["predicted_bytes"] > row["peak_bytes"]
+        assert row["seconds"] > 0
+        assert "time_of_stock" not in row
     assert "left out" in said[-1]
 
 
@@ -207,7 +219,8 @@ def test_pictures_of_several_families(tmp_path: Path):
     def row(family: str, mode: str, layers: int, peak: float) -> dict:
         row = {"family": family, "mode": mode, "layers": layers, "peak_bytes": peak}
         row |= {"seconds": layers / 100, "seconds_per_layer": 0.01}
-        return row | {"peak_of_stock": 0.5, "time_of_stock": 1.2, "deeper": 10.0}
+        row |= {"peak_of_stock": 0.5, "time_of_stock": 1.2, "deeper": 10.0}
+        return row | {"layer_time_of_stock": 1.25}
 
     families = ("ResNet", "transformer", "chain")
     rows = [

@@ -1,0 +1,194 @@
+"""How deep a network fits into the memory that stock needs for a shallow one.
+
+1. The budget is the measured peak of stock's step.
+2. Depths are tried as plans, which run nothing. Between two depths the peak is taken to
+   follow a + b sqrt(n) (Chen et al. 2016, arXiv 1604.06174), so that a few plans do.
+3. The one found is run. If it needs more than its plan said, the search goes on with
+   the plans corrected by the measured ratio.
+4. Where stock fits the machine at that depth, it is timed there, too: its time for a
+   layer is not the same at every depth.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from depths import (
+    Family,
+    Network,
+    Row,
+    Say,
+    fits,
+    predicted_bytes,
+    ratio_of,
+    step_peak_bytes,
+)
+from measuring import Built, build_step
+from models import Workload
+
+__all__ = ["deepest", "deepest_rows", "find_deepest"]
+
+
+def deepest(
+    peak_of: Callable[[int], float],
+    budget_bytes: float,
+    known: Mapping[int, float],
+    tolerance: float = 0.03,
+    most_tries: int = 4,
+) -> int:
+    """The largest size whose peak is within a budget, to within a tolerance.
+
+    Args:
+        peak_of: The (predicted) peak of a size in bytes, growing with it.
+        budget_bytes: What the peak may be.
+        known: Peaks by size where they are known already; one of them must fit.
+        tolerance: The search ends when at most that fraction of the budget is left.
+        most_tries: Calls of `peak_of` at most.
+
+    Returns:
+        The largest size that is known, or was found, to fit.
+    """
+    peaks = dict(known)
+    for _ in range(most_tries):
+        best = max(n for n, peak in peaks.items() if peak <= budget_bytes)
+        if peaks[best] >= (1 - tolerance) * budget_bytes:
+            break
+        guess = _guess(peaks, best, budget_bytes * (1 - tolerance / 3))
+        if guess in peaks:
+            break
+        peaks[guess] = peak_of(guess)
+    return max(n for n, peak in peaks.items() if peak <= budget_bytes)
+
+
+def _guess(peaks: Mapping[int, float], best: int, budget_bytes: float) -> int:
+    """Where a + b sqrt(n) meets the budget, through the two sizes nearest to it."""
+    larger = [n for n in peaks if n > best]
+    smaller = [n for n in peaks if n < best]
+    if larger:
+        other = min(larger)
+    elif smaller:
+        other = max(smaller)
+    else:  # one point: a law without a constant
+        return max(best + 1, int(best * (budget_bytes / peaks[best]) ** 2))
+    slope = (peaks[other] - peaks[best]) / (other**0.5 - best**0.5)
+    if slope <= 0:
+        return 2 * best if not larger else (best + other) // 2
+    guess = int((best**0.5 + (budget_bytes - peaks[best]) / slope) ** 2)
+    return min(max(guess, best + 1), other - 1) if larger else max(guess, best + 1)
+
+
+def find_deepest(
+    family: Family, size: int, mode: str, known: Mapping[int, float], say: Say
+) -> tuple[Network, Network]:
+    """Stock at a size, and the deepest network of `mode` in the same memory.
+
+    Args:
+        family: Which networks.
+        size: What stock gets.
+        mode: Of `gradients()`.
+        known: Measured peaks of that mode by size.
+        say: Takes a line of progress.
+
+    Returns:
+        The small network with stock, and the deep one with `mode` and, if the machine
+        has the memory, with stock.
+    """
+    stock = _Candidate.built(family, size, "stock")
+    budget = stock.peak_bytes()
+    say(f"{family.name}, {family.layers(size)} layers: stock needs {_mib(budget)}")
+    found, peak = _deepest_that_runs(family, mode, budget, known, say)
+    deep = {mode: (found, peak)}
+    if fits(predicted_bytes(found.step, stock=True)):
+        say(f"{family.name}, {family.layers(found.size)} layers: stock, to compare")
+        rival = replace(found, step=build_step(found.workload, "stock"))
+        deep = {"stock": (rival, rival.peak_bytes())} | deep
+    return _network(family, {"stock": (stock, budget)}), _network(family, deep)
+
+
+def deepest_rows(small: Network, deep: Network) -> list[Row]:
+    """Rows of the two, once they have their times: small stock, deep, deep stock.
+
+    `deeper` is the ratio of layers to the first row, `layer_time_of_stock` that of the
+    seconds for each layer.
+    """
+    first = small.rows["stock"]
+    rows = [first, *reversed(deep.rows.values())]
+    for row in rows:
+        row["deeper"] = row["layers"] / first["layers"]
+        row["seconds_per_layer"] = row["seconds"] / row["layers"]
+        row["layer_time_of_stock"] = ratio_of(row, first) / row["deeper"]
+    return rows
+
+
+def _network(family: Family, modes: dict[str, tuple[_Candidate, int]]) -> Network:
+    """Rows and calls of what was built and run."""
+    rows: dict[str, Row] = {}
+    for mode, (candidate, peak) in modes.items():
+        layers = family.layers(candidate.size)
+        rows[mode] = {"family": family.name, "layers": layers, "mode": mode}
+        rows[mode]["peak_bytes"] = peak
+    return Network(rows, {mode: built.call for mode, (built, _) in modes.items()})
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A network of some size, built but not run."""
+
+    size: int
+    workload: Workload
+    step: Built
+
+    @classmethod
+    def built(cls, family: Family, size: int, mode: str) -> _Candidate:
+        workload = family.make(size)
+        return cls(size, workload, build_step(workload, mode))
+
+    def call(self) -> Any:
+        return self.step.call(*self.workload.batch)
+
+    def peak_bytes(self) -> int:
+        return step_peak_bytes(self.step, self.workload)
+
+
+def _deepest_that_runs(
+    family: Family, mode: str, budget: int, known: Mapping[int, float], say: Say
+) -> tuple[_Candidate, int]:
+    """Steps 2 and 3 of the module's outline: the network and its measured peak."""
+    built: dict[int, _Candidate] = {}
+
+    def build(size: int) -> _Candidate:
+        if size not in built:
+            started = time.monotonic()
+            built[size] = _Candidate.built(family, size, mode)
+            took = time.monotonic() - started
+            predicted = predicted_bytes(built[size].step)
+            layers = family.layers(size)
+            work = 100 * built[size].step.plan.extra_fraction
+            say(
+                f"plan for {layers} layers: {_mib(predicted)}, {work:.0f} % more work "
+                f"({took:.0f} s to build)"
+            )
+        return built[size]
+
+    measured = dict(known)
+    correction = 1.0
+    while True:
+
+        def peak_of(size: int, factor: float = correction) -> float:
+            return factor * predicted_bytes(build(size).step)
+
+        candidate = build(deepest(peak_of, budget, measured))
+        peak = candidate.peak_bytes()
+        say(f"{family.layers(candidate.size)} layers, run: {_mib(peak)}")
+        # A size that is known to fit is returned in the end: the loop is finite.
+        if peak <= budget or candidate.size in measured:
+            return candidate, peak
+        measured[candidate.size] = peak
+        correction = peak / predicted_bytes(candidate.step)
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:.1f} MiB"
