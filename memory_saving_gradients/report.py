@@ -121,8 +121,8 @@ def _peak(plan: Plan) -> str:
     graph = plan.reading.graph
     step = plan.timeline.steps[plan.timeline.peak_step]
     op = graph.ops[step.op]
-    first = len(plan.timeline.steps) - len(plan.schedule.steps)
-    if plan.recomputed and plan.timeline.peak_step == first and not step.copy:
+    turn = len(plan.timeline.steps) - len(plan.schedule.steps)
+    if plan.recomputed and plan.timeline.peak_step == turn and not step.copy:
         what = "at the start of the backward pass"
     elif step.copy:
         what = f"while {op.name} is recomputed"
