@@ -7,11 +7,11 @@ chains of tanh, of growing depth. At the end, all of them take their steps in tu
   peak        most live bytes of a step over rest, by the allocator's statistics, MiB
   predicted   the plan's simulation, of a step that does not hold its gradients
   of stock    peak and time over stock's of the same network (time: median of pairs)
-  step s      seconds of the fastest step
+  step s      seconds of a step, in the fastest round
   trend       least squares: in the layers n for stock, in sqrt(n) for "memory"
   deepest     the deepest ResNet that "memory" trains in the memory that stock needs for
-              a small one, and the time for each layer of both; stock on the deep one,
-              too, if the machine has the memory
+              the one of 3 blocks, and the time for each layer of both; stock on the
+              deep one, too, if the machine has the memory
 
 Writes OUT/depths.csv, OUT/memory.png and OUT/time.png, and prints the tables. What does
 not fit into the memory of the machine is left out.
@@ -41,7 +41,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from tables import table
 
 if TYPE_CHECKING:
-    from depths import Family
+    from depths import Family, Network
 
 MODES = ("stock", "memory", "speed")
 MIB = 2**20
@@ -58,7 +58,7 @@ class Setting:
         depths: Layers of the transformers.
         lengths: Of the chains.
         scale: Of the transformers and the chains.
-        reference: Blocks of the ResNet that stock gets, for the deepest.
+        reference: Blocks of the ResNet that stock gets, one of `blocks`.
         rounds: Steps of each that are timed.
     """
 
@@ -91,7 +91,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--depths", type=_numbers, metavar="A,B", help="layers of the transformers")
     add("--lengths", type=_numbers, metavar="A,B", help="lengths of the chains")
     add("--rounds", type=int, help="timed steps of each")
-    add("--no-deepest", action="store_true", help="leave out the deepest ResNet")
+    add("--no-deepest", action="store_true", help="no search for the deepest")
     return parser.parse_args(arguments)
 
 
@@ -165,23 +165,31 @@ def measure(setting: Setting, with_deepest: bool) -> tuple[list[Row], list[Row]]
     from measuring import warm_up
 
     warm_up(MODES[1:])
-    networks = {
-        (family.name, size): measure_depth(family, size, MODES, say)
-        for family in families(setting)
-        for size in family.sizes
-    }
-    pair: tuple[Any, ...] = ()
-    if with_deepest and setting.blocks:
-        known = {
-            size: network.rows["memory"]["peak_bytes"]
-            for (family, size), network in networks.items()
-            if family == "ResNet" and "memory" in network.calls
-        }
-        resnets = families(setting)[0]
-        pair = find_deepest(resnets, setting.reference, "memory", known, say)
+    measured: list[Network] = []
+    pair: tuple[Network, ...] = ()
+    for family in families(setting):
+        networks = {n: measure_depth(family, n, MODES, say) for n in family.sizes}
+        measured += networks.values()
+        # At once, while the allocator has seen little else: it fragments.
+        small = networks.get(setting.reference)
+        if (
+            with_deepest
+            and family.name == "ResNet"
+            and small
+            and "stock" in small.calls
+        ):
+            known = {
+                n: network.rows["memory"]["peak_bytes"]
+                for n, network in networks.items()
+                if "memory" in network.calls
+            }
+            budget = small.rows["stock"]["peak_bytes"]
+            pair = (small, find_deepest(family, "memory", budget, known, say))
+            measured.append(pair[1])
     say(f"timing all of them in turn, {setting.rounds} times")
-    add_times([*networks.values(), *pair], setting.rounds)
-    rows = [row for network in networks.values() for row in network.rows.values()]
+    add_times(measured, setting.rounds)
+    others = [network for network in measured if network not in pair[1:]]
+    rows = [row for network in others for row in network.rows.values()]
     return rows, deepest_rows(*pair) if pair else []
 
 

@@ -81,31 +81,33 @@ def _guess(peaks: Mapping[int, float], best: int, budget_bytes: float) -> int:
 
 
 def find_deepest(
-    family: Family, size: int, mode: str, known: Mapping[int, float], say: Say
-) -> tuple[Network, Network]:
-    """Stock at a size, and the deepest network of `mode` in the same memory.
+    family: Family, mode: str, budget_bytes: int, known: Mapping[int, float], say: Say
+) -> Network:
+    """The deepest network that takes its steps in so much memory.
 
     Args:
         family: Which networks.
-        size: What stock gets.
         mode: Of `gradients()`.
-        known: Measured peaks of that mode by size.
+        budget_bytes: The measured peak of stock's step on a small network.
+        known: Measured peaks of that mode by size; one of them must fit.
         say: Takes a line of progress.
 
     Returns:
-        The small network with stock, and the deep one with `mode` and, if the machine
-        has the memory, with stock.
+        The network with `mode` and, if the machine has the memory, with stock.
     """
-    stock = _Candidate.built(family, size, "stock")
-    budget = stock.peak_bytes()
-    say(f"{family.name}, {family.layers(size)} layers: stock needs {_mib(budget)}")
-    found, peak = _deepest_that_runs(family, mode, budget, known, say)
-    deep = {mode: (found, peak)}
+    say(f"{family.name}: the deepest in {_mib(budget_bytes)}")
+    found, peak = _deepest_that_runs(family, mode, budget_bytes, known, say)
+    modes = {mode: (found, peak)}
     if fits(predicted_bytes(found.step, stock=True)):
         say(f"{family.name}, {family.layers(found.size)} layers: stock, to compare")
         rival = replace(found, step=build_step(found.workload, "stock"))
-        deep = {"stock": (rival, rival.peak_bytes())} | deep
-    return _network(family, {"stock": (stock, budget)}), _network(family, deep)
+        modes = {"stock": (rival, rival.peak_bytes())} | modes
+    rows: dict[str, Row] = {}
+    for name, (candidate, needed) in modes.items():
+        layers = family.layers(candidate.size)
+        rows[name] = {"family": family.name, "layers": layers, "mode": name}
+        rows[name]["peak_bytes"] = needed
+    return Network(rows, {name: built.call for name, (built, _) in modes.items()})
 
 
 def deepest_rows(small: Network, deep: Network) -> list[Row]:
@@ -114,23 +116,13 @@ def deepest_rows(small: Network, deep: Network) -> list[Row]:
     `deeper` is the ratio of layers to the first row, `layer_time_of_stock` that of the
     seconds for each layer.
     """
-    first = small.rows["stock"]
+    first = dict(small.rows["stock"])
     rows = [first, *reversed(deep.rows.values())]
     for row in rows:
         row["deeper"] = row["layers"] / first["layers"]
         row["seconds_per_layer"] = row["seconds"] / row["layers"]
         row["layer_time_of_stock"] = ratio_of(row, first) / row["deeper"]
     return rows
-
-
-def _network(family: Family, modes: dict[str, tuple[_Candidate, int]]) -> Network:
-    """Rows and calls of what was built and run."""
-    rows: dict[str, Row] = {}
-    for mode, (candidate, peak) in modes.items():
-        layers = family.layers(candidate.size)
-        rows[mode] = {"family": family.name, "layers": layers, "mode": mode}
-        rows[mode]["peak_bytes"] = peak
-    return Network(rows, {mode: built.call for mode, (built, _) in modes.items()})
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def _note(axes: Any, text: str, at: tuple[float, float], color: str) -> None:
     """A small text right of a point where there is room, else above or below it."""
     offset, horizontal, vertical = (4, 7), "right", "bottom"
     if at[0] < 0.6 * axes.get_xlim()[1]:
-        offset, horizontal, vertical = (9, 0), "left", "center"
+        offset, horizontal, vertical = (9, -3), "left", "top"
     elif color == COLORS["memory"] and at[1] > 0.15 * axes.get_ylim()[1]:
         offset, vertical = (4, -7), "top"
     axes.annotate(
@@ -218,16 +218,8 @@ def _draw_time_of_deepest(axes: Any, deepest: Sequence[Row]) -> None:
         color = COLORS["stock"]
         axes.plot([layers], [rival["seconds"]], color=color, marker="o", markersize=5.5)
         text += f",\n{deep['time_of_stock']:.2f} x stock's step of that network"
-    axes.annotate(
-        text,
-        (layers, deep["seconds"]),
-        xytext=(-14, -2),
-        textcoords="offset points",
-        ha="right",
-        va="center",
-        linespacing=1.4,
-        color=INK,
-    )
+    corner = {"ha": "right", "va": "bottom", "transform": axes.transAxes}
+    axes.text(0.96, 0.08, text, **corner, linespacing=1.4, color=INK)
 
 
 def _finish_panel(axes: Any, family: str, batch: int, legend: str | None) -> None:

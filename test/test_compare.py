@@ -147,9 +147,11 @@ def test_deepest_stays_within_the_budget_on_a_law_with_a_step():
 
 
 def test_deepest_of_a_chain_fits_when_it_is_run():
-    pair = deepest.find_deepest(CHAINS, 16, "memory", {4: 2 * MIB}, silent)
-    depths.add_times(pair, rounds=1)
-    stock, deep, rival = deepest.deepest_rows(*pair)
+    small = depths.measure_depth(CHAINS, 16, ("stock", "memory"), silent)
+    budget = small.rows["stock"]["peak_bytes"]
+    large = deepest.find_deepest(CHAINS, "memory", budget, {4: 2 * MIB}, silent)
+    depths.add_times([small, large], rounds=1)
+    stock, deep, rival = deepest.deepest_rows(small, large)
     assert deep["peak_bytes"] <= stock["peak_bytes"]
     # A chain needs about 2 sqrt(n) activations: 64 of them in the memory of 16.
     assert deep["deeper"] >= 3
