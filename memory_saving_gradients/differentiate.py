@@ -63,9 +63,10 @@ def gradients(
     or without `jit_compile=True`.
 
     Args:
-        ys: A tensor or a list of tensors to differentiate. xs: A tensor, variable
-        (TensorFlow 1, 2 or Keras 3) or a list of such. grad_ys: Gradients that the `ys`
-        receive, or None for ones, as in `tf.gradients`. checkpoints: What to keep:
+        ys: A tensor or a list of tensors to differentiate.
+        xs: A tensor, variable (TensorFlow 1, 2 or Keras 3) or a list of such.
+        grad_ys: Gradients that the `ys` receive, or None for ones, as in stock.
+        checkpoints: What to keep:
             `"memory"`: whatever makes the peak smallest;
             `"speed"`: in any case what is dear to recompute;
             `"collection"`: the tensors in the graph collection "checkpoints";
@@ -73,17 +74,17 @@ def gradients(
             a function of a `tf.Tensor` that returns a bool.
         name: Name scope of the gradient ops.
         colocate_gradients_with_ops: Whether gradient ops are placed with the ops that
-            they belong to. None means what stock does: yes in a `tf.function`, no in a
-            v1 graph.
+            they belong to. None means what stock does: yes in a `tf.function`, no in
+            a v1 graph.
         gate_gradients: As in `tf.gradients`.
         aggregation_method: As in `tf.gradients`.
         stop_gradients: As in `tf.gradients`.
         unconnected_gradients: As in `tf.gradients`.
         unknown_dim: What a dimension that is not known statically (a batch size) is
-            taken to be while planning. The gradients are right for every size.
+            taken to be while planning, at least 1. The gradients are right for every
+            size.
         verify: Whether to compare, at run time, each recomputed tensor with the
-        original
-            and fail if a bit differs. Costs all the memory that was saved.
+            original and fail if a bit differs. Costs all the memory that was saved.
 
     Returns:
         A list with one gradient for each of `xs`: a tensor, `tf.IndexedSlices` or None.
@@ -115,6 +116,7 @@ def gradients(
         )
     parsed = parse(checkpoints, PLANNERS)
     graph = tf.compat.v1.get_default_graph()
+    _check_unknown_dim(unknown_dim)
     if verify:
         require_assertions(graph)
     if isinstance(parsed, Collection):
@@ -198,6 +200,16 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
+def _check_unknown_dim(value: Any) -> None:
+    where = "`memory_saving_gradients.gradients`: `unknown_dim` must be"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{where} an int, but got {value!r}.")
+    if value < 1:
+        raise ValueError(
+            f"{where} at least 1, but got {value}. Give the batch size that will come."
+        )
+
+
 def _plain_variable(x: Any) -> Any:
     """The `tf.Variable` inside a Keras 3 variable; anything else as it is."""
     if isinstance(x, tf.Variable | tf.Tensor):
@@ -214,13 +226,15 @@ def _seeds(targets: list[Any], grad_ys: Any, graph: tf.Graph) -> list[Any]:
     default gradient, is left to stock (and to its errors).
     """
     given = [None] * len(targets) if grad_ys is None else _as_list(grad_ys)
-    here = [y for y in targets if isinstance(y, tf.Tensor) and y.graph is graph]
+    here = [y for y in targets if getattr(y, "graph", None) is graph]
     seeds: list[Any] = list(given)
     if len(given) != len(targets):
         return seeds
     with tf.name_scope("recompute/seed"):
         for index, (y, gradient) in enumerate(zip(targets, given, strict=True)):
-            if not isinstance(y, tf.Tensor) or not y.dtype.is_floating:
+            if not hasattr(y, "op") or not isinstance(y, tf.Tensor):
+                continue
+            if not y.dtype.is_floating:
                 continue
             if gradient is None:
                 seed = tf.ones(tf.shape(y), y.dtype)
@@ -258,7 +272,7 @@ def _as_autodiff_made_it(ys: Any) -> Iterator[None]:
 
 def _upstream(targets: list[Any]) -> set[int]:
     """The identities of all ops that the targets depend on."""
-    stack = [y.op for y in targets if isinstance(y, tf.Tensor)]
+    stack = [y.op for y in targets if isinstance(y, tf.Tensor) and hasattr(y, "op")]
     found: set[int] = set()
     while stack:
         op = stack.pop()

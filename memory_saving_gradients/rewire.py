@@ -106,7 +106,7 @@ def rewire(
     results = tf.nest.flatten(list(built.gradients), expand_composites=True)
     reading = read(
         built.created,
-        [y for y in built.targets if isinstance(y, tf.Tensor)],
+        [y for y in built.targets if isinstance(y, tf.Tensor) and hasattr(y, "op")],
         [part for part in results if part is not None],
         seeds,
         unknown_dim=unknown_dim,
