@@ -7,7 +7,7 @@ chains of tanh, of growing depth. At the end, all of them take their steps in tu
   peak        most live bytes of a step over rest, by the allocator's statistics, MiB
   predicted   the plan's simulation, of a step that does not hold its gradients
   of stock    peak and time over stock's of the same network (time: median of pairs)
-  step s      seconds of a step, in the fastest round
+  step s      seconds of a step: median, rounds scaled to the fastest one
   trend       least squares: in the layers n for stock, in sqrt(n) for "memory"
   deepest     the deepest ResNet that "memory" trains in the memory that stock needs for
               the one of 3 blocks, and the time for each layer of both; stock on the

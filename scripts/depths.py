@@ -132,14 +132,13 @@ def add_times(networks: Sequence[Network], rounds: int) -> None:
         for mode, call in network.calls.items()
     }
     times = seconds_in_turn(calls, rounds)
-    # One round, so that all figures are of one time; whatever else the machine does
-    # only adds to it.
-    fastest = min(
-        range(rounds), key=lambda n: sum(taken[n] for taken in times.values())
-    )
+    # Each round is scaled to the fastest, and the median is deaf to what else the
+    # machine did for a moment.
+    totals = [sum(taken[n] for taken in times.values()) for n in range(rounds)]
     for (number, mode), taken in times.items():
         row = networks[number].rows[mode]
-        row["seconds"], row["times"] = taken[fastest], taken
+        scaled = (t * min(totals) / s for t, s in zip(taken, totals, strict=True))
+        row["seconds"], row["times"] = statistics.median(scaled), taken
     for network in networks:
         stock = network.rows.get("stock", {})
         for row in network.rows.values():
