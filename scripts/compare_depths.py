@@ -17,7 +17,7 @@ Writes OUT/depths.csv, OUT/memory.png and OUT/time.png, and prints the tables. W
 not fit into the memory of the machine is left out.
 
 Settings:
-  --quick     batch 32 and small networks: about two minutes on two cores
+  --quick     batch 32 and small networks: two to three minutes on two cores
   (without)   batch 1280, as in the figure of the original project, halved until a
               ResNet of 20 layers fits: an hour or two on two cores
 """
@@ -71,7 +71,7 @@ class Setting:
     rounds: int
 
 
-QUICK = Setting(32, (1, 3, 6, 10), (1, 2, 4), (25, 50, 100, 200), 0.5, 3, 5)
+QUICK = Setting(32, (1, 3, 6, 10), (1, 2, 4), (25, 50, 100, 200), 0.5, 3, 3)
 FULL = Setting(
     1280, (1, 3, 5, 8, 12, 17, 23), (1, 2, 4, 8, 16), (50, 100, 200, 400), 1.0, 3, 3
 )

@@ -5,7 +5,7 @@
 # layers, with stock gradients, "memory" and "speed"; and the deepest ResNet that trains
 # in the memory that stock needs for a small one. Prints a table and writes a CSV file
 # and two pictures.
-#   --quick        small networks: two minutes on two cores, after the suite
+#   --quick        small networks: two to three minutes on two cores, after the suite
 #   --no-suite     leaves out the suite
 #   --out FOLDER   where the results go (default: out/ of the checkout)
 # All other arguments go to scripts/compare_depths.py, which explains them on --help.
