@@ -9,51 +9,21 @@ resolves all this once:
 1. every op's inputs become the buffers that it really reads (`reads`), named by the
    tensor that owns them, with everything at rest left out;
 2. ops that allocate nothing (aliases, sources at rest) drop out of the order;
-3. forward ops get a *position*: the place in which a first-in-first-out ready queue,
-   which is what the executor is, would run them;
-4. backward ops get a *slot* (see `schedule.backward_order`).
+3. forward ops get a *position*: the place in which the executor runs them;
+4. backward ops get a *slot* (see `order.backward_order`).
 
 Linear in the size of the graph.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 
+from memory_saving_gradients.executor import executor_order
 from memory_saving_gradients.graph import OpNode, Pin, Storage, TrainingGraph
 
-__all__ = ["Buffers", "fifo_order"]
-
-
-def fifo_order(ops: Sequence[OpNode], graph: TrainingGraph) -> list[int]:
-    """The ids of `ops` in the order in which a first-in-first-out queue runs them.
-
-    Inputs that `ops` do not make count as being there. Linear.
-    """
-    chosen = {op.id for op in ops}
-    waiting: dict[int, int] = {}
-    dependents: dict[int, list[int]] = {}
-    ready: deque[int] = deque()
-    for op in ops:
-        before = dict.fromkeys(graph.tensors[tensor].op for tensor in op.inputs)
-        before.update(dict.fromkeys(op.control_inputs))
-        needed = [other for other in before if other in chosen]
-        waiting[op.id] = len(needed)
-        for other in needed:
-            dependents.setdefault(other, []).append(op.id)
-        if not needed:
-            ready.append(op.id)
-    order: list[int] = []
-    while ready:
-        current = ready.popleft()
-        order.append(current)
-        for other in dependents.get(current, ()):
-            waiting[other] -= 1
-            if not waiting[other]:
-                ready.append(other)
-    return order
+__all__ = ["Buffers"]
 
 
 class Buffers:
@@ -79,7 +49,7 @@ class Buffers:
             for op in graph.ops
         ]
         self.forward = [
-            op for op in fifo_order(graph.forward_ops, graph) if self.makes[op]
+            op for op in executor_order(graph.forward_ops, graph) if self.makes[op]
         ]
         self.backward = [op for op in backward if self.makes[op]]
         self.position = _inverse(self.forward, len(graph.ops))

@@ -81,6 +81,8 @@ class OpNode:
         heavy: Whether recomputing it is dear for the bytes it yields.
         pin: Why it may not be recomputed, or None.
         in_place: Whether the kernel writes into an input of equal size that dies.
+        inexpensive: Whether the executor runs it at once on the thread that made it
+            ready, instead of handing it to its pool.
         metadata_only: Whether it needs only the shape of what it reads, so that it
             runs early and holds nothing (`Shape`, `ZerosLike`).
         device: The device string, as far as it is known.
@@ -97,6 +99,7 @@ class OpNode:
     heavy: bool = False
     pin: Pin | None = None
     in_place: bool = False
+    inexpensive: bool = False
     metadata_only: bool = False
     device: str = ""
     free_order: bool = True

@@ -10,9 +10,11 @@ __all__ = [
     "ATTRIBUTES",
     "BACK_EDGE_TYPES",
     "CALL_TYPES",
+    "INEXPENSIVE_TYPES",
     "IN_PLACE_TYPES",
     "MASK_TYPES",
     "PLACEHOLDER_TYPES",
+    "REASSOCIATED_TYPES",
     "RESTING_TYPES",
     "SCALAR_BYTES",
     "SHAPE_TYPES",
@@ -44,6 +46,17 @@ CALL_TYPES = frozenset(
     StatelessIf StatelessWhile SymbolicGradient While XlaLaunch XlaLaunchV2""".split()
 )
 
+# Kernels that say `IsExpensive() == false`: the executor runs them at once.
+INEXPENSIVE_TYPES = (
+    ALIAS_TYPES
+    | RESTING_TYPES
+    | SHAPE_TYPES
+    | frozenset(
+        """BroadcastArgs BroadcastGradientArgs ConcatOffset Enter Exit LoopCond Merge
+        NextIteration NoOp Switch""".split()
+    )
+)
+
 # What makes a dropout mask of a random draw and numbers.
 MASK_TYPES = frozenset(
     (
@@ -73,6 +86,9 @@ IN_PLACE_TYPES = frozenset(
     Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh
     TanhGrad TruncateDiv Xdivy Xlog1py Xlogy""".split()
 )
+
+# Pairs of these with a constant each are merged by Grappler's constant folding.
+REASSOCIATED_TYPES = frozenset(("Add", "AddV2", "Div", "Mul", "RealDiv", "Sub"))
 
 ATTRIBUTES = {
     "MatMul": ("transpose_a",),

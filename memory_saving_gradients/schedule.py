@@ -20,8 +20,8 @@ The algorithm:
    first step that needs it. On a chain this is exactly recomputation by segments; on
    other graphs it needs no segments.
 3. `make_schedule`: steps in order; each step that touches a buffer worth the name waits
-   for the one before it on the same device, unless it reads from it anyway. A copy
-   waits, too, for gradients that come from another device.
+   for the one before it on the same device, even if it reads from it (Grappler moves
+   data edges). A copy waits, too, for gradients that come from another device.
 
 Linear up to the logarithm of a heap.
 
@@ -201,9 +201,7 @@ def _ties(
         if not op.free_order or (not step.copy and biggest < significant_bytes):
             continue
         previous = newest.get(op.device, start)
-        if previous is not None and not _reads_from(
-            buffers, step, steps[previous], held
-        ):
+        if previous is not None:
             ties.append((index, previous))
         if step.copy and slot_entered.get(op.device) != next_backward[index]:
             slot_entered[op.device] = next_backward[index]
@@ -237,11 +235,3 @@ def _gradient_makers(buffers: Buffers, op: int) -> list[int]:
         for maker in sorted(makers)
         if maker >= graph.forward_count and graph.ops[maker].free_order
     ]
-
-
-def _reads_from(buffers: Buffers, step: Step, other: Step, held: Set[int]) -> bool:
-    """Whether `step` reads a buffer that `other` makes, so that it waits anyway."""
-    made = buffers.makes[other.op]
-    if other.copy:
-        return any(t in made and t not in held for t in buffers.reads[step.op])
-    return not step.copy and any(t in made for t in buffers.reads[step.op])

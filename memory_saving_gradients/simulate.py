@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from memory_saving_gradients.buffers import Buffers, fifo_order
+from memory_saving_gradients.buffers import Buffers
+from memory_saving_gradients.executor import executor_order
 from memory_saving_gradients.schedule import Schedule, Step
 
 __all__ = ["Alive", "Timeline", "simulate", "simulate_stock"]
@@ -76,8 +77,8 @@ def simulate(buffers: Buffers, schedule: Schedule) -> Timeline:
 
 
 def simulate_stock(buffers: Buffers) -> Timeline:
-    """Walks the untouched graph in the executor's first-in-first-out order."""
-    order = fifo_order(buffers.graph.ops, buffers.graph)
+    """Walks the untouched graph in the executor's order."""
+    order = executor_order(buffers.graph.ops, buffers.graph)
     steps = tuple(Step(op) for op in order if buffers.makes[op])
     everything = frozenset(range(len(buffers.graph.tensors)))
     return _walk(buffers, steps, everything)

@@ -280,11 +280,17 @@ def _op_node(
         heavy=cost.is_heavy(signature),
         pin=_pin(op),
         in_place=op.type in op_types.IN_PLACE_TYPES,
+        inexpensive=_is_inexpensive(op),
         metadata_only=op.type in op_types.SHAPE_TYPES
         or (created and op.type in op_types.ZEROS_TYPES),
         device=op.device,
         free_order=free_order,
     )
+
+
+def _is_inexpensive(op: tf.Operation) -> bool:
+    """Whether the executor runs `op` at once (kernels on a GPU only enqueue)."""
+    return op.type in op_types.INEXPENSIVE_TYPES or "GPU" in op.device.upper()
 
 
 def _pin(op: tf.Operation) -> Pin | None:

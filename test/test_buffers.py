@@ -1,4 +1,4 @@
-"""Edges resolved to buffers, and the order of a first-in-first-out ready queue."""
+"""Edges resolved to buffers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from hand_graphs import Builder, chain, chain_with_aliases, view
 from hypothesis import given
 from random_graphs import training_graphs
 
-from memory_saving_gradients.buffers import fifo_order
 from memory_saving_gradients.graph import Pin, Storage, TrainingGraph
 
 
@@ -71,51 +70,6 @@ def test_tensor_read_twice_by_one_op_is_one_buffer():
     h = b.unary(b.source())
     square = b.join(h, b.alias(h), h)
     assert view(b.finish()).reads[b.tensors[square].op] == (h,)
-
-
-def test_first_in_first_out_is_breadth_first():
-    r"""::
-
-        x ── a ── b ── c ──\
-          \                 + (f)
-           d ── e ─────────/
-
-    Ids follow the letters, but the queue takes the branches in turn.
-    """
-    b = Builder()
-    x = b.source()
-    chain_a = b.unary(b.unary(b.unary(x, name="a"), name="b"), name="c")
-    chain_d = b.unary(b.unary(x, name="d"), name="e")
-    b.join(chain_a, chain_d, name="f")
-    graph = b.finish()
-    names = [graph.ops[op].name for op in fifo_order(graph.ops, graph)]
-    assert names[1:] == list("adbecf")
-
-
-def test_control_edges_hold_an_op_back():
-    b = Builder()
-    x = b.source()
-    long = b.unary(b.unary(x, name="a"), name="b")
-    b.unary(x, name="late", control_inputs=(b.tensors[long].op,))
-    graph = b.finish()
-    names = [graph.ops[op].name for op in fifo_order(graph.ops, graph)]
-    assert names[1:] == ["a", "b", "late"]
-
-
-def test_order_of_a_part_takes_the_rest_as_there():
-    graph = chain(3)
-    part = graph.backward_ops
-    assert fifo_order(part, graph) == [op.id for op in part]
-
-
-@given(training_graphs())
-def test_fifo_order_is_topological_and_complete(graph: TrainingGraph):
-    order = fifo_order(graph.ops, graph)
-    assert sorted(order) == [op.id for op in graph.ops]
-    place = {op: index for index, op in enumerate(order)}
-    for op in graph.ops:
-        before = [graph.tensors[t].op for t in op.inputs]
-        assert all(place[o] < place[op.id] for o in (*before, *op.control_inputs))
 
 
 def test_endless_are_targets_and_results_through_aliases():

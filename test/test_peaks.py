@@ -304,6 +304,11 @@ def test_peak_is_never_above_stock(model: Callable[..., tf.Tensor]):
         peaks[mode] = peak_bytes(lambda call=call: call(x), 3)
         plan = msg.last_plan()
         if mode != "stock":
+            # A graph that was left as it was is stock's, races included.
+            if not plan.recomputed:
+                names = [op.name for op in call.graph.get_operations()]
+                assert not [n for n in names if n.startswith("recompute/m")]
+                continue
             # Threads race in the forward pass, ours and stock's, for one activation.
             assert peaks[mode].median <= peaks["stock"].most, peaks
             assert peaks[mode].most <= peaks["stock"].most + UNIT, peaks

@@ -287,8 +287,8 @@ def test_chain_is_recomputed_by_segments():
     ]
     assert schedule.kept == {3, 6}
     assert schedule.recomputed == (1, 2, 4, 5)
-    # Everything else follows over data: copy op5 reads copy op4, op4_grad op5_grad.
-    assert schedule.ties == ((2, 1), (7, 6))
+    # Each waits for the one before, even if it reads from it.
+    assert schedule.ties == tuple((n, n - 1) for n in range(1, len(spelled)))
 
 
 def test_chain_of_copies_has_slots_of_their_first_reader():

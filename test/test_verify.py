@@ -69,7 +69,9 @@ def test_another_shape_is_told_from_other_values() -> None:
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [None, 4], name="x")
         loss, ys, _ = chain(x)
-        (gradient,) = msg.gradients(loss, x, checkpoints=[ys[5]], verify=True)
+        (gradient,) = msg.gradients(
+            loss, x, checkpoints=[ys[5]], verify=True, unknown_dim=4
+        )
         with session(graph) as running:
             running.run(gradient, {x: fixed(4, 4)})
             running.run(gradient, {x: fixed(3, 4)})
