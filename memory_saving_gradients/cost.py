@@ -54,12 +54,13 @@ Shape = Sequence[int | None] | None
 
 _ELEMENTWISE = 1.0
 _TRANSCENDENTAL = 20.0
+_RANDOM = 400.0
+"""A counter-based generator goes through many rounds for each number: on a CPU a draw
+takes as long as reading its result twenty times."""
 _TRANSCENDENTAL_TYPES = frozenset(
     """Acos Acosh Asin Asinh Atan Atan2 Atanh Cos Cosh Digamma Elu Erf Erfc Erfinv
     Exp Expm1 Lgamma Log Log1p LogSoftmax Pow Selu Sigmoid Sin Sinh Softmax Softplus
-    Tan Tanh StatelessRandomUniformV2 StatelessRandomNormalV2
-    StatelessTruncatedNormalV2 StatelessRandomUniform StatelessRandomNormal
-    StatelessTruncatedNormal SoftmaxCrossEntropyWithLogits
+    Tan Tanh SoftmaxCrossEntropyWithLogits
     SparseSoftmaxCrossEntropyWithLogits""".split()
 )
 
@@ -183,6 +184,10 @@ def _fft(s: Signature) -> float:
     return 5.0 * math.prod(shape) * math.log2(max(points, 2))
 
 
+def _draw(s: Signature) -> float:
+    return _RANDOM * math.prod(s.outputs[0])
+
+
 def _cubic(s: Signature) -> float:
     """Factorisations and solvers of square matrices in the last two dimensions."""
     shape = s.inputs[0]
@@ -213,6 +218,13 @@ _FORMULAS: dict[str, Callable[[Signature], float]] = {
         """FFT FFT2D FFT3D FFTND IFFT IFFT2D IFFT3D IFFTND RFFT RFFT2D RFFT3D IRFFT
         IRFFT2D IRFFT3D""".split(),
         _fft,
+    ),
+    **dict.fromkeys(
+        """StatelessRandomNormal StatelessRandomNormalV2 StatelessRandomUniform
+        StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2
+        StatelessRandomUniformInt StatelessRandomUniformIntV2 StatelessRandomUniformV2
+        StatelessTruncatedNormal StatelessTruncatedNormalV2""".split(),
+        _draw,
     ),
     **dict.fromkeys(
         """Cholesky Lu Qr Svd Eig SelfAdjointEigV2 MatrixInverse MatrixDeterminant

@@ -37,7 +37,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals
 from memory_saving_gradients.buffers import Buffers
-from memory_saving_gradients.schedule import Schedule
+from memory_saving_gradients.schedule import Schedule, next_backward
 from memory_saving_gradients.tf_read import Reading
 
 __all__ = ["ControlFence", "DataFence", "Fence", "hold_back", "tied_seed"]
@@ -130,7 +130,7 @@ class DataFence(Fence):
         self._made_by_copy = set(schedule.recomputed)
         self._predicate: tf.Tensor | None = None
         self._newest: tf.Tensor | None = None
-        self._serving: list[int] = _next_backward(schedule)
+        self._serving: list[int] = next_backward(schedule.steps)
         self._runtime = _RuntimeValues(reading)
 
     def inputs(self, index: int, op: int, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -229,16 +229,6 @@ class _RuntimeValues:
                 )
             self._known = known
         return self._known[graph.tensors[tensor].op]
-
-
-def _next_backward(schedule: Schedule) -> list[int]:
-    following = [0] * len(schedule.steps)
-    current = 0
-    for index in range(len(schedule.steps) - 1, -1, -1):
-        if not schedule.steps[index].copy:
-            current = index
-        following[index] = current
-    return following
 
 
 def _not_odd(tensor: tf.Tensor) -> tf.Tensor:

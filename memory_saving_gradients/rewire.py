@@ -30,7 +30,7 @@ from memory_saving_gradients.schedule import (
     Step,
     make_schedule,
 )
-from memory_saving_gradients.simulate import Timeline, simulate, simulate_stock
+from memory_saving_gradients.simulate import Timeline, simulate
 from memory_saving_gradients.tf_read import Reading, read
 from memory_saving_gradients.tf_write import Rewiring, write
 from memory_saving_gradients.verify import verified
@@ -137,13 +137,13 @@ def _decide(
     graph: tf.Graph,
 ) -> _Decision:
     """Steps 2 and 3 of the module's outline."""
-    stock = simulate_stock(buffers)
     problem = Problem(buffers)
     if tf_internals.in_xla(graph):
         # XLA computes a mask where it is used, from the draw, and then holds the draw,
         # four times as large: with masks kept a transformer took 379 MiB, with draws
         # redone 291 (of 1263).
         problem = Problem(buffers, barred=reading.draws())
+    stock = problem.stock
     kept = selection.select(checkpoints, problem, reading, graph)
     schedule = make_schedule(
         buffers, kept, seeds=starts, significant_bytes=stock.peak_bytes // 2000

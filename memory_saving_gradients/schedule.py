@@ -46,6 +46,7 @@ __all__ = [
     "copy_slots",
     "lay_out",
     "make_schedule",
+    "next_backward",
 ]
 
 NEVER = 1 << 60
@@ -179,7 +180,7 @@ def _ties(
     newest: dict[str, int] = {}
     slot_entered: dict[str, int] = {}
     backward_step: dict[int, int] = {}
-    next_backward = _next_backward(steps)
+    serving = next_backward(steps)
     filters = filter_gradients(buffers.graph)
     for index, step in enumerate(steps):
         op = ops[step.op]
@@ -203,11 +204,11 @@ def _ties(
         previous = newest.get(op.device, start)
         if previous is not None:
             ties.append((index, previous))
-        if step.copy and slot_entered.get(op.device) != next_backward[index]:
-            slot_entered[op.device] = next_backward[index]
+        if step.copy and slot_entered.get(op.device) != serving[index]:
+            slot_entered[op.device] = serving[index]
             ties.extend(
                 (index, backward_step[maker])
-                for maker in _gradient_makers(buffers, steps[next_backward[index]].op)
+                for maker in _gradient_makers(buffers, steps[serving[index]].op)
                 if ops[maker].device != op.device
                 and backward_step.get(maker, previous) != previous
             )
@@ -215,7 +216,7 @@ def _ties(
     return ties
 
 
-def _next_backward(steps: tuple[Step, ...]) -> list[int]:
+def next_backward(steps: tuple[Step, ...]) -> list[int]:
     """For each step the index of the backward step that it, as a copy, serves first."""
     following = [0] * len(steps)
     current = len(steps)

@@ -208,6 +208,7 @@ def test_seconds_are_the_slower_of_arithmetic_and_traffic():
         # A convolution of one tap on three channels: 1.5 FLOPs a byte.
         (op("Conv2D", [(2, 8, 8, 3), (1, 1, 3, 64)], (2, 8, 8, 64)), False),
         (op("Tanh", [(64, 1024)], (64, 1024)), False),
+        (op("StatelessRandomUniformV2", [(2,), (2,), (1,), ()], (64, 64)), True),
         # A reduction to a scalar does many FLOPs a byte, and is no matrix product.
         (op("Sum", [(64, 1024)], ()), False),
         (op("MatMul", [(0, 4), (4, 0)], (0, 0)), False),

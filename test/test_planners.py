@@ -311,6 +311,28 @@ def test_speed_costs_no_more_time_than_memory():
         assert speed <= memory
 
 
+def test_speed_keeps_the_mask_and_not_the_draw():
+    r"""Layers of dropout, of which y and the mask are read in the backward pass::
+
+        seed ── draw (heavy, 4) ── mask (1) ──\
+                                   x ───────── y = x · mask
+    """
+    b = Builder()
+    y, seed = b.source(), b.source()
+    masks, draws = [], []
+    for _ in range(8):
+        draws += b.add((seed,), (40,), heavy=True, seconds=9.0)
+        masks += b.add((draws[-1],), (10,))
+        y = b.dense(b.unary(y, 40), masks[-1], 40, heavy=False, seconds=1.0)
+    graph = b.differentiate(y, [0])
+    problem = problem_of(graph)
+    schedule = scheduled(problem, plan_speed(problem))
+    assert schedule.kept.issuperset(masks)
+    assert schedule.kept.isdisjoint(draws)
+    made_by = {graph.tensors[tensor].op for tensor in (*masks, *draws)}
+    assert made_by.isdisjoint(schedule.recomputed)
+
+
 # -- cuts ------------------------------------------------------------------------------
 
 

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memory_saving_gradients.planners.problem import Problem
+from memory_saving_gradients.planners.problem import Lives, Problem
 
 __all__ = ["CutTable", "candidate_cuts", "cut_tables", "least_kept", "selection_at"]
 
@@ -61,62 +61,7 @@ class CutTable:
     local: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class _Life:
-    """For each useful tensor: where it is made and read last, and how big it is."""
-
-    tensors: list[int]
-    made: NDArray[np.int64]
-    last: NDArray[np.int64]
-    size: NDArray[np.int64]
-    residual: NDArray[np.bool_]
-
-
-def _lives(problem: Problem) -> _Life:
-    """Lifetimes as the recomputation of a segment sees them.
-
-    A tensor crosses every cut between its maker and the last useful forward op that
-    reads it, or whose segment's gradient reads it.
-    """
-    buffers = problem.buffers
-    useful = set(problem.useful)
-    served = _served_positions(problem)
-    tensors, made, last = [], [], []
-    for tensor in problem.candidates:
-        position = buffers.position[buffers.graph.tensors[tensor].op]
-        reach = position
-        for reader in buffers.forward_readers[tensor]:
-            if reader in useful:
-                reach = max(reach, reader)
-        for slot in buffers.backward_readers[tensor]:
-            reach = max(reach, served[slot])
-        tensors.append(tensor)
-        made.append(position)
-        last.append(reach)
-    size = [buffers.size[t] for t in tensors]
-    residual = [bool(buffers.backward_readers[t]) for t in tensors]
-    return _Life(
-        tensors,
-        np.array(made, np.int64),
-        np.array(last, np.int64),
-        np.array(size, np.int64),
-        np.array(residual, bool),
-    )
-
-
-def _served_positions(problem: Problem) -> list[int]:
-    """For each slot the position of the latest forward tensor that it reads."""
-    buffers = problem.buffers
-    return [
-        max(
-            (buffers.position[buffers.graph.tensors[t].op] for t in buffers.reads[op]),
-            default=-1,
-        )
-        for op in buffers.backward
-    ]
-
-
-def _crossing_bytes(lives: _Life, count: int) -> NDArray[np.int64]:
+def _crossing_bytes(lives: Lives, count: int) -> NDArray[np.int64]:
     """For each place in the forward order the bytes that cross it."""
     change = np.zeros(count + 2, np.int64)
     np.add.at(change, lives.made + 1, lives.size)
@@ -127,7 +72,7 @@ def _crossing_bytes(lives: _Life, count: int) -> NDArray[np.int64]:
 def candidate_cuts(problem: Problem) -> NDArray[np.int64]:
     """Places to cut at: cheap ones, spread over the residuals' bytes."""
     count = len(problem.buffers.forward)
-    lives = _lives(problem)
+    lives = problem.lives
     crossing = _crossing_bytes(lives, count)
     # Where nothing new is made, neighbouring places are the same cut: keep the first.
     places = np.unique(np.concatenate([[0, count], lives.made + 1]))
@@ -147,7 +92,7 @@ def candidate_cuts(problem: Problem) -> NDArray[np.int64]:
 def cut_tables(problem: Problem) -> list[CutTable]:
     """Tables for the candidate cuts: gradients held to the end, half of them, none."""
     cuts = candidate_cuts(problem)
-    lives = _lives(problem)
+    lives = problem.lives
     count = len(cuts)
     # Between cuts i < j: made at or after cut i (made + 1 > cuts[i]) and alive across
     # j.
@@ -196,7 +141,7 @@ def _gradient_bytes(
     # The forward place that the pass has come down to by each slot.
     place = len(buffers.forward)
     by_segment = np.zeros(len(cuts), np.int64)  # by the cut that ends the segment
-    served = _served_positions(problem)
+    served = problem.served
     for slot in range(len(buffers.backward)):
         if 0 <= served[slot] < place:
             place = served[slot]
@@ -214,10 +159,10 @@ def _forced_bytes(problem: Problem, cuts: NDArray[np.int64]) -> NDArray[np.int64
     """Bytes of what must be kept and was made before each cut that ends a segment."""
     buffers = problem.buffers
     made = np.zeros(len(buffers.forward) + 2, np.int64)
-    for position in problem.useful:
-        for tensor in buffers.makes[buffers.forward[position]]:
-            if tensor in problem.always_kept or buffers.pinned(tensor) is not None:
-                made[position + 1] += buffers.size[tensor]
+    for tensor in problem.useful_tensors:
+        if tensor in problem.always_kept or buffers.pinned(tensor) is not None:
+            position = buffers.position[buffers.graph.tensors[tensor].op]
+            made[position + 1] += buffers.size[tensor]
     return np.cumsum(made)[cuts]
 
 
@@ -249,7 +194,7 @@ def least_kept(table: CutTable, bound: int) -> list[int] | None:
 
 def selection_at(problem: Problem, cuts: list[int]) -> frozenset[int]:
     """The tensors that cross one of the places in `cuts`, and the small ones."""
-    lives = _lives(problem)
+    lives = problem.lives
     places = np.array(sorted(cuts), np.int64)
     found = np.searchsorted(places, lives.made, side="right") < np.searchsorted(
         places, lives.last, side="right"

@@ -108,12 +108,10 @@ def spend_slack(problem: Problem, sweep: Sweep, most_work: int) -> None:
 
 
 def _by_cost(problem: Problem, sweep: Sweep) -> Iterable[int]:
-    """Candidates by seconds of their op for each byte, dearest first."""
-    graph = problem.buffers.graph
+    """Candidates by the seconds that keeping them spares for each byte, dearest
+    first."""
+    spared, size = problem.seconds_spared, problem.buffers.size
     return sorted(
         (t for t in problem.candidates if t not in sweep.kept),
-        key=lambda t: (
-            -graph.ops[graph.tensors[t].op].seconds / problem.buffers.size[t],
-            t,
-        ),
+        key=lambda t: (-spared[t] / size[t], t),
     )

@@ -1,16 +1,15 @@
 """The strategy `speed`: nothing that is dear to compute is computed twice.
 
-The results of heavy ops (`cost.is_heavy`: many FLOPs a byte) are held, and what they
-feed is not: normalisations, activations, dropout and the scores of small attention
-heads cost a few passes over memory to redo, and take up most of it. Among that cheap
-rest the planner of `memory` finds the lowest peak; it then gives back every
-recomputation that does not lower it.
+The results of heavy ops (`cost.is_heavy`: many FLOPs a byte) are held, or what has been
+made of them alone and is no bigger. What they feed is not: normalisations, activations,
+dropout and the scores of small attention heads cost a few passes over memory to redo,
+and take up most of it. Among that cheap rest the planner of `memory` finds the lowest
+peak; it then gives back every recomputation that does not lower it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.planners.memory import plan_memory
 from memory_saving_gradients.planners.problem import Problem
 
@@ -19,11 +18,31 @@ __all__ = ["plan_speed"]
 
 def plan_speed(problem: Problem) -> frozenset[int]:
     """Keeps the results of heavy ops, and of the rest what makes the peak lowest."""
-    ops = problem.buffers.graph.ops
-    heavy = frozenset(
-        tensor
-        for position in problem.useful
-        for tensor in problem.buffers.makes[problem.buffers.forward[position]]
-        if ops[problem.buffers.forward[position]].heavy
+    graph = problem.buffers.graph
+    heavy = (
+        _narrowed(problem.buffers, tensor)
+        for tensor in problem.useful_tensors
+        if graph.ops[graph.tensors[tensor].op].heavy
     )
-    return plan_memory(replace(problem, forced=problem.forced | heavy))
+    return plan_memory(problem.forcing(heavy))
+
+
+def _narrowed(buffers: Buffers, tensor: int) -> int:
+    """The last tensor, no bigger, of those that alone are made of the one before.
+
+    Whoever keeps it need not keep or redo what came before: a bias has been added, a
+    dropout mask of bools been made of random floats.
+    """
+    while True:
+        readers = buffers.forward_readers[tensor]
+        if len(readers) != 1 or buffers.backward_readers[tensor]:
+            return tensor
+        made = buffers.makes[buffers.forward[readers[0]]]
+        if (
+            len(made) != 1
+            or made[0] in buffers.endless
+            or buffers.pinned(made[0]) is not None
+            or buffers.size[made[0]] > buffers.size[tensor]
+        ):
+            return tensor
+        tensor = made[0]
