@@ -18,7 +18,7 @@ from memory_saving_gradients.sweep import Sweep
 __all__ = ["CONSUMED", "lower_peak", "score", "spend_slack"]
 
 
-CONSUMED = 2
+CONSUMED = 4
 """How much more the peak of a caller counts who consumes gradients at once."""
 
 
