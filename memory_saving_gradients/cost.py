@@ -17,8 +17,8 @@ a byte and cheap to redo, a dense layer of width 1024 is 512 FLOPs a byte and is
 (Korthikanti et al. 2022, arXiv 2205.05198, call the first kind "selective"
 recomputation).
 
-A dimension that is not known is replaced by a number that the caller states; nothing is
-ever counted as 0 because it is unknown.
+Shapes come without gaps (`shapes` fills them): nothing is ever counted as 0 because it
+is unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ __all__ = [
     "HEAVY_FLOPS_PER_BYTE",
     "Shape",
     "Signature",
-    "element_count",
     "flops",
     "is_heavy",
     "seconds",
@@ -84,23 +83,6 @@ class Signature:
     input_bytes: int
     output_bytes: int
     attributes: Mapping[str, Any] = field(default_factory=dict)
-
-
-def element_count(shape: Shape, unknown_dim: int) -> tuple[int, bool]:
-    """How many elements a tensor has, and whether that rests on the assumption.
-
-    Args:
-        shape: The static shape.
-        unknown_dim: What an unknown dimension is taken to be. A tensor of unknown rank
-            is taken to be a matrix of two such dimensions.
-
-    Returns:
-        The number of elements, and whether `unknown_dim` entered it.
-    """
-    if shape is None:
-        return unknown_dim * unknown_dim, True
-    count = math.prod(unknown_dim if size is None else size for size in shape)
-    return count, any(size is None for size in shape)
 
 
 def flops(signature: Signature) -> float:

@@ -10,11 +10,13 @@ __all__ = [
     "ATTRIBUTES",
     "BACK_EDGE_TYPES",
     "CALL_TYPES",
+    "IDLE_ALIAS_TYPES",
     "INEXPENSIVE_TYPES",
     "IN_PLACE_TYPES",
     "MASK_TYPES",
     "PLACEHOLDER_TYPES",
     "REASSOCIATED_TYPES",
+    "REDUCTION_TYPES",
     "RESTING_TYPES",
     "SCALAR_BYTES",
     "SHAPE_TYPES",
@@ -40,6 +42,14 @@ PLACEHOLDER_TYPES = frozenset(
 # the original, run early and hold nothing.
 SHAPE_TYPES = frozenset(("Rank", "Shape", "ShapeN", "Size"))
 ZEROS_TYPES = frozenset(("OnesLike", "ZerosLike"))
+
+# Ops that sum, average and the like over axes (the second input), which they drop or,
+# by their attribute `keep_dims`, keep as 1.
+REDUCTION_TYPES = frozenset("All Any EuclideanNorm Max Mean Min Prod Sum".split())
+
+# Ops that hand their first input's buffer on where they find nothing to do: no axis to
+# sum over, nothing to repeat. Autodiff makes many where shapes are not known.
+IDLE_ALIAS_TYPES = frozenset("BroadcastTo Max Mean Min Prod Sum Tile".split())
 
 CALL_TYPES = frozenset(
     """Case If PartitionedCall RemoteCall StatefulPartitionedCall StatelessCase

@@ -6,6 +6,7 @@ shares a buffer and what takes none. Names are never asked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from memory_saving_gradients.graph import (
     TensorNode,
     TrainingGraph,
 )
+from memory_saving_gradients.tf_shapes import full_shapes
 
 __all__ = ["Reading", "read"]
 
@@ -88,51 +90,131 @@ def read(
     """
     created = _used(created, results)
     forward = _in_order(_ancestors(created, targets))
-    ops = [*forward, *_in_order(created)]
-    op_ids = {id(op): number for number, op in enumerate(ops)}
-    tensors = [tensor for op in ops for tensor in op.outputs]
-    ids = {id(tensor): number for number, tensor in enumerate(tensors)}
-    sizes, shapes, assumed = _sizes(tensors, unknown_dim)
+    reader = _Reader(forward, _in_order(created), unknown_dim)
+    return reader.reading(targets, results, seeds)
 
-    starts = set(map(id, seeds))
-    frames = control_flow_v1.frames(ops)
-    unorderable = control_flow_v1.unorderable(ops, frames)
-    nodes: list[OpNode] = []
-    tensor_nodes: list[TensorNode] = []
-    for number, op in enumerate(ops):
-        inputs = _forward_inputs(op, number, op_ids)
-        is_new = number >= len(forward)
-        node = _op_node(
-            op,
-            number,
-            is_new,
-            inputs,
-            ids,
-            op_ids,
-            sizes,
-            shapes,
-            [*op.control_inputs, *frames.get(id(op), ())],
-            id(op) not in unorderable,
-        )
-        nodes.append(node)
-        for index, output in enumerate(node.outputs):
-            storage, source = _storage(node, index)
-            if id(tensors[output]) in starts:
+
+class _Reader:
+    """From ops in their order to plain data."""
+
+    def __init__(
+        self,
+        forward: Sequence[tf.Operation],
+        backward: Sequence[tf.Operation],
+        unknown_dim: int,
+    ) -> None:
+        self._ops = [*forward, *backward]
+        self._forward_count = len(forward)
+        self._unknown_dim = unknown_dim
+        self._tensors = [tensor for op in self._ops for tensor in op.outputs]
+        self._op_ids = {id(op): number for number, op in enumerate(self._ops)}
+        self._ids = {id(tensor): number for number, tensor in enumerate(self._tensors)}
+        self._shapes, self._assumed = full_shapes(self._ops, self._ids, unknown_dim)
+        self._sizes = [
+            math.prod(shape) * _item_bytes(tensor.dtype)
+            for tensor, shape in zip(self._tensors, self._shapes, strict=True)
+        ]
+        self._frames = control_flow_v1.frames(self._ops)
+        self._unorderable = control_flow_v1.unorderable(self._ops, self._frames)
+
+    def reading(
+        self,
+        targets: Sequence[tf.Tensor],
+        results: Sequence[tf.Tensor],
+        seeds: Sequence[tf.Tensor],
+    ) -> Reading:
+        """The whole training graph."""
+        starts = set(map(id, seeds))
+        nodes: list[OpNode] = []
+        tensor_nodes: list[TensorNode] = []
+        for number, op in enumerate(self._ops):
+            node = self._op_node(op, number)
+            nodes.append(node)
+            for index, output in enumerate(node.outputs):
+                tensor = self._tensors[output]
                 storage, source = Storage.OWN, None
-            tensor_nodes.append(
-                TensorNode(
-                    output, tensors[output].name, number, sizes[output], storage, source
+                if id(tensor) not in starts:
+                    storage, source = self._storage(node, index)
+                size = self._sizes[output]
+                tensor_nodes.append(
+                    TensorNode(output, tensor.name, number, size, storage, source)
                 )
-            )
-    graph = TrainingGraph(
-        tuple(nodes),
-        tuple(tensor_nodes),
-        len(forward),
-        tuple(ids[id(t)] for t in targets if id(t) in ids),
-        tuple(ids[id(t)] for t in results if id(t) in ids),
-        tuple(assumed),
-    )
-    return Reading(graph, ops, tensors, unknown_dim, ids)
+        graph = TrainingGraph(
+            tuple(nodes),
+            tuple(tensor_nodes),
+            self._forward_count,
+            tuple(self._ids[id(t)] for t in targets if id(t) in self._ids),
+            tuple(self._ids[id(t)] for t in results if id(t) in self._ids),
+            tuple(self._assumed),
+        )
+        return Reading(graph, self._ops, self._tensors, self._unknown_dim, self._ids)
+
+    def _op_node(self, op: tf.Operation, number: int) -> OpNode:
+        created = number >= self._forward_count
+        inputs = tuple(
+            self._ids[id(tensor)]
+            # Without the back edges of v1 loops.
+            for tensor in op.inputs
+            if self._op_ids.get(id(tensor.op), number) < number
+        )
+        outputs = tuple(self._ids[id(tensor)] for tensor in op.outputs)
+        signature = cost.Signature(
+            op.type,
+            [self._shapes[i] for i in inputs],
+            [self._shapes[i] for i in outputs],
+            sum(self._sizes[i] for i in inputs),
+            sum(self._sizes[i] for i in outputs),
+            {name: op.get_attr(name) for name in op_types.ATTRIBUTES.get(op.type, ())},
+        )
+        waits_for = (*op.control_inputs, *self._frames.get(id(op), ()))
+        free = op.type in op_types.ALIAS_TYPES or op.type in op_types.RESTING_TYPES
+        return OpNode(
+            id=number,
+            name=op.name,
+            type=op.type,
+            inputs=inputs,
+            outputs=outputs,
+            control_inputs=tuple(
+                sorted(
+                    self._op_ids[id(other)]
+                    for other in waits_for
+                    if self._op_ids.get(id(other), number) < number
+                )
+            ),
+            seconds=0.0
+            if free or self._does_nothing(op.type, inputs, outputs)
+            else cost.seconds(signature),
+            heavy=cost.is_heavy(signature),
+            pin=_pin(op),
+            in_place=op.type in op_types.IN_PLACE_TYPES,
+            inexpensive=_is_inexpensive(op),
+            metadata_only=op.type in op_types.SHAPE_TYPES
+            or (created and op.type in op_types.ZEROS_TYPES),
+            device=op.device,
+            free_order=id(op) not in self._unorderable,
+        )
+
+    def _does_nothing(
+        self, kind: str, inputs: Sequence[int], outputs: Sequence[int]
+    ) -> bool:
+        """Whether an op finds no axis to sum over, nothing to repeat."""
+        return (
+            kind in op_types.IDLE_ALIAS_TYPES
+            and bool(inputs and outputs)
+            and self._sizes[inputs[0]] == self._sizes[outputs[0]]
+        )
+
+    def _storage(self, node: OpNode, index: int) -> tuple[Storage, int | None]:
+        """Where output number `index` of an op lives."""
+        if node.type in op_types.RESTING_TYPES:
+            return Storage.RESTING, None
+        if node.pin is None and node.inputs:
+            if node.type in op_types.ALIAS_TYPES:
+                place = index if node.type == "IdentityN" else 0
+                return Storage.ALIAS, node.inputs[place]
+            if self._does_nothing(node.type, node.inputs, node.outputs):
+                return Storage.ALIAS, node.inputs[0]
+        return Storage.OWN, None
 
 
 def _used(
@@ -204,88 +286,11 @@ def _in_order(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
     return [ordered[place] for place in toposort_flatten(before, sort=True)]
 
 
-def _forward_inputs(
-    op: tf.Operation, number: int, op_ids: dict[int, int]
-) -> list[tf.Tensor]:
-    """The op's inputs without the back edges of v1 loops."""
-    return [t for t in op.inputs if op_ids.get(id(t.op), number) < number]
-
-
-def _sizes(
-    tensors: Sequence[tf.Tensor], unknown_dim: int
-) -> tuple[list[int], list[tuple[int, ...]], list[int]]:
-    """Bytes and full shapes of all tensors, and which rest on the assumption."""
-    sizes: list[int] = []
-    shapes: list[tuple[int, ...]] = []
-    assumed: list[int] = []
-    for number, tensor in enumerate(tensors):
-        static = tensor.shape
-        dimensions = None if static.rank is None else static.as_list()
-        count, guessed = cost.element_count(dimensions, unknown_dim)
-        if guessed:
-            assumed.append(number)
-        shapes.append(
-            (unknown_dim, unknown_dim)
-            if dimensions is None
-            else tuple(unknown_dim if d is None else d for d in dimensions)
-        )
-        sizes.append(count * _item_bytes(tensor.dtype))
-    return sizes, shapes, assumed
-
-
 def _item_bytes(dtype: tf.DType) -> int:
     """Bytes of one element; handles and variants are pointers to memory elsewhere."""
     if dtype.base_dtype in (tf.resource, tf.variant, tf.string):
         return 8
     return int(dtype.base_dtype.size)
-
-
-def _op_node(
-    op: tf.Operation,
-    number: int,
-    created: bool,
-    inputs: Sequence[tf.Tensor],
-    ids: dict[int, int],
-    op_ids: dict[int, int],
-    sizes: Sequence[int],
-    shapes: Sequence[tuple[int, ...]],
-    waits_for: Sequence[tf.Operation],
-    free_order: bool,
-) -> OpNode:
-    outputs = tuple(ids[id(tensor)] for tensor in op.outputs)
-    input_ids = tuple(ids[id(tensor)] for tensor in inputs)
-    signature = cost.Signature(
-        op.type,
-        [shapes[i] for i in input_ids],
-        [shapes[i] for i in outputs],
-        sum(sizes[i] for i in input_ids),
-        sum(sizes[i] for i in outputs),
-        {name: op.get_attr(name) for name in op_types.ATTRIBUTES.get(op.type, ())},
-    )
-    free = op.type in op_types.ALIAS_TYPES or op.type in op_types.RESTING_TYPES
-    return OpNode(
-        id=number,
-        name=op.name,
-        type=op.type,
-        inputs=input_ids,
-        outputs=outputs,
-        control_inputs=tuple(
-            sorted(
-                op_ids[id(other)]
-                for other in waits_for
-                if op_ids.get(id(other), number) < number
-            )
-        ),
-        seconds=0.0 if free else cost.seconds(signature),
-        heavy=cost.is_heavy(signature),
-        pin=_pin(op),
-        in_place=op.type in op_types.IN_PLACE_TYPES,
-        inexpensive=_is_inexpensive(op),
-        metadata_only=op.type in op_types.SHAPE_TYPES
-        or (created and op.type in op_types.ZEROS_TYPES),
-        device=op.device,
-        free_order=free_order,
-    )
 
 
 def _is_inexpensive(op: tf.Operation) -> bool:
@@ -311,12 +316,3 @@ def _pin(op: tf.Operation) -> Pin | None:
     if op.type in op_types.SHAPE_TYPES:
         return Pin.METADATA
     return None
-
-
-def _storage(node: OpNode, index: int) -> tuple[Storage, int | None]:
-    """Where output number `index` of an op lives."""
-    if node.type in op_types.RESTING_TYPES:
-        return Storage.RESTING, None
-    if node.type in op_types.ALIAS_TYPES and node.pin is None and node.inputs:
-        return Storage.ALIAS, node.inputs[index if node.type == "IdentityN" else 0]
-    return Storage.OWN, None

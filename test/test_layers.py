@@ -26,13 +26,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("op_types", "tf_required"),
     ("graph", "checkpoints"),
     ("cost", "executor"),
-    ("buffers",),
+    ("buffers", "op_shapes"),
+    ("shape_rules", "shape_values"),
+    ("shapes",),
     ("order",),
     ("schedule",),
     ("simulate", "sweep"),
     ("planners",),
     ("tf_internals", "user_code"),
-    ("control_flow_v1",),
+    ("control_flow_v1", "tf_shapes"),
     ("tf_read",),
     ("selection",),
     ("fences",),
@@ -46,7 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 """Lowest first: a module imports from rows above its own only, or from its own row."""
 
-PURE = frozenset(name for row in LAYERS[:8] for name in row) - {"tf_required"}
+PURE = frozenset(name for row in LAYERS[:11] for name in row) - {"tf_required"}
 """The rows that know no TensorFlow."""
 
 LATE = frozenset({("plan", "report")})
