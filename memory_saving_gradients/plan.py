@@ -25,6 +25,10 @@ class Plan:
         stock_peak_bytes: Simulated peak of the untouched graph, in bytes above rest:
             activations and gradients, without variables and optimizer slots.
         predicted_peak_bytes: Simulated peak of the rewired graph, likewise.
+        stock_peak_if_consumed_bytes: Both peaks are those of a caller who holds all
+            gradients to the end. This is the untouched graph's for one who consumes
+            each as soon as it is there, as most optimizers do; in bytes.
+        predicted_peak_if_consumed_bytes: That of the rewired graph, likewise.
         extra_seconds: Estimated time of the recomputation in one step, in seconds.
         extra_fraction: The same as a fraction of the forward and backward work.
         planning_seconds: How long reading, planning and rewriting took, in seconds.
@@ -40,6 +44,8 @@ class Plan:
     recomputed: tuple[str, ...]
     stock_peak_bytes: int
     predicted_peak_bytes: int
+    stock_peak_if_consumed_bytes: int
+    predicted_peak_if_consumed_bytes: int
     extra_seconds: float
     extra_fraction: float
     planning_seconds: float

@@ -14,14 +14,15 @@ import gc
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
 from memory_saving_gradients import fences, selection, tf_internals
 from memory_saving_gradients.buffers import Buffers
-from memory_saving_gradients.checkpoints import Checkpoints
+from memory_saving_gradients.checkpoints import Auto, Checkpoints
+from memory_saving_gradients.gain import Gain, gain_of
 from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.plan import Plan, remember
 from memory_saving_gradients.planners import Problem
@@ -68,6 +69,7 @@ class _Decision:
     schedule: Schedule
     timeline: Timeline
     stock: Timeline
+    gain: Gain
     reason: str
 
 
@@ -149,25 +151,33 @@ def _decide(
         buffers, kept, seeds=starts, significant_bytes=stock.peak_bytes // 2000
     )
     timeline = simulate(buffers, schedule)
-    reason = _reason_for_stock(problem, schedule, timeline, stock)
+    extra = sum(reading.graph.ops[op].seconds for op in schedule.recomputed)
+    gain = gain_of(buffers, kept, stock, timeline, extra)
+    reason = _reason_for_stock(checkpoints, problem, schedule, gain)
     if reason:
         steps = tuple(Step(op) for op in buffers.backward)
         schedule = Schedule(steps, (), frozenset(buffers.residuals))
         timeline = stock
-    return _Decision(schedule, timeline, stock, reason)
+        gain = replace(
+            gain,
+            peak_bytes=gain.stock_bytes,
+            peak_if_consumed_bytes=gain.stock_if_consumed_bytes,
+            extra_fraction=0.0,
+        )
+    return _Decision(schedule, timeline, stock, gain, reason)
 
 
 def _reason_for_stock(
-    problem: Problem, schedule: Schedule, timeline: Timeline, stock: Timeline
+    checkpoints: Checkpoints, problem: Problem, schedule: Schedule, gain: Gain
 ) -> str:
-    """Why the graph is left as it is, or ""."""
-    if timeline.peak_bytes > stock.peak_bytes or (
-        problem.candidates and not schedule.recomputed
-    ):
-        return "no plan that was tried has a lower peak than stock"
-    if not schedule.recomputed:
+    """Why the graph is left as it is, or "". What the user selects is obeyed."""
+    if schedule.recomputed:
+        return gain.reason_against() if isinstance(checkpoints, Auto) else ""
+    if not problem.candidates:
         return "there is nothing that could be recomputed to save memory"
-    return ""
+    if isinstance(checkpoints, Auto):
+        return "no plan that was tried has a lower peak than stock"
+    return "with these tensors kept there is nothing left to recompute"
 
 
 def _plan(
@@ -191,8 +201,10 @@ def _plan(
         recomputed=tuple(ops[op].name for op in schedule.recomputed),
         stock_peak_bytes=decision.stock.peak_bytes,
         predicted_peak_bytes=decision.timeline.peak_bytes,
+        stock_peak_if_consumed_bytes=decision.gain.stock_if_consumed_bytes,
+        predicted_peak_if_consumed_bytes=decision.gain.peak_if_consumed_bytes,
         extra_seconds=extra,
-        extra_fraction=extra / reading.graph.seconds if reading.graph.seconds else 0.0,
+        extra_fraction=decision.gain.extra_fraction,
         planning_seconds=elapsed,
         reason=decision.reason,
         xla=bool(tf_internals.in_xla(graph)),

@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("order",),
     ("schedule",),
     ("simulate", "sweep"),
-    ("planners",),
+    ("planners", "gain"),
     ("tf_internals", "user_code"),
     ("control_flow_v1", "tf_shapes"),
     ("tf_read",),
