@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable
 
+from memory_saving_gradients.culprit import filler, resting
 from memory_saving_gradients.graph import Pin, Storage
 from memory_saving_gradients.plan import Plan
-from memory_saving_gradients.simulate import Timeline
 from memory_saving_gradients.user_code import layers_of, user_line
+from memory_saving_gradients.wording import counted, sizes_like
 
 __all__ = ["explain", "summary"]
 
 _LISTED = 5
 """How many of a kind are listed before the rest is counted."""
 
-_DOMINANT = 0.5
-"""From this share of the peak on, something dominates it."""
+_MUCH = 0.1
+"""A plan that lowers the peak by less than this fraction saves little."""
 
 
 def summary(plan: Plan) -> str:
@@ -39,29 +40,46 @@ def summary(plan: Plan) -> str:
 
 def explain(plan: Plan) -> str:
     """Why recomputation does not help (much) here, or ""."""
-    if plan.recomputed and plan.predicted_peak_bytes <= 0.9 * plan.stock_peak_bytes:
-        return ""
+    size = _size(plan)
+    if plan.recomputed and _saves_much(
+        plan.predicted_peak_bytes, plan.stock_peak_bytes
+    ):
+        return resting(plan, size, 4.0)
     lines = []
     if plan.reason:
         lines.append(f"The graph was left as TensorFlow made it: {plan.reason}.")
     elif plan.recomputed:
-        lines.append("This plan saves little.")
-    culprit = _culprit(plan)
-    if culprit:
-        lines.append(culprit)
-    return "\n".join(lines)
+        lines.append(_little(plan))
+    culprits = (filler(plan, size), resting(plan, size, 1.0))
+    return "\n".join([*lines, *filter(None, culprits)])
+
+
+def _little(plan: Plan) -> str:
+    new, old = plan.predicted_peak_if_consumed_bytes, plan.stock_peak_if_consumed_bytes
+    if not _saves_much(new, old):
+        return "This plan saves little."
+    return (
+        "This plan saves little while all gradients are held. If each is consumed as "
+        f"soon as it is there, the peak is {_size(plan)(new)} instead of "
+        f"{_size(plan)(old)}."
+    )
+
+
+def _saves_much(new: int, old: int) -> bool:
+    return new <= (1 - _MUCH) * old
 
 
 def _headline(plan: Plan) -> str:
     new, old = plan.predicted_peak_bytes, plan.stock_peak_bytes
+    size = _size(plan)
     share = f" ({100 * new / old:.0f} %)" if old else ""
     lines = [
         f"Checkpoints: {plan.strategy}",
-        f"  predicted peak   {_mb(new)} instead of {_mb(old)}{share}, "
+        f"  predicted peak   {size(new)} instead of {size(old)}{share}, "
         "activations and gradients",
         f"  extra work       {100 * plan.extra_fraction:.1f} % of forward + backward",
-        f"  kept             {len(plan.kept)} tensors, recomputed "
-        f"{len(plan.recomputed)} ops",
+        f"  kept             {counted(len(plan.kept), 'tensor')}, recomputed "
+        f"{counted(len(plan.recomputed), 'op')}",
         f"  planning took    {plan.planning_seconds:.2f} s",
     ]
     if plan.xla:
@@ -74,31 +92,28 @@ def _headline(plan: Plan) -> str:
 
 def _kept(plan: Plan) -> str:
     graph, reading = plan.reading.graph, plan.reading
-    held = sorted(plan.schedule.kept, key=lambda t: (-graph.tensors[t].bytes, t))
+    size = _size(plan)
+    held = sorted(_kept_ids(plan), key=lambda t: (-graph.tensors[t].bytes, t))
     if not held or not plan.recomputed:
         return ""
     lines = ["Largest kept tensors:"]
     for tensor in held[:_LISTED]:
         node = graph.tensors[tensor]
         where = user_line(reading.ops[node.op])
-        lines.append(f"  {_mb(node.bytes):>10}  {node.name}  {where}")
+        lines.append(f"  {size(node.bytes):>10}  {node.name}  {where}")
     return "\n".join(lines + _rest(len(held)))
 
 
 def _layers(plan: Plan) -> str:
     """Bytes kept and ops recomputed by layer, for those that keep most."""
     graph = plan.reading.graph
+    size = _size(plan)
     forward = graph.forward_ops
-    layer = dict(
-        zip(
-            (op.id for op in forward),
-            layers_of([op.name for op in forward]),
-            strict=True,
-        )
-    )
+    scopes = layers_of([op.name for op in forward])
+    layer = dict(zip((op.id for op in forward), scopes, strict=True))
     kept: Counter[str] = Counter()
     redone: Counter[str] = Counter()
-    for tensor in plan.schedule.kept:
+    for tensor in _kept_ids(plan):
         node = graph.tensors[tensor]
         kept[layer[node.op]] += node.bytes
     for op in plan.schedule.recomputed:
@@ -106,10 +121,12 @@ def _layers(plan: Plan) -> str:
     names = sorted({*kept, *redone} - {""}, key=lambda n: (-kept[n], -redone[n], n))
     if len(names) < 2 or not plan.recomputed:
         return ""
-    width = min(max(map(len, names[:_LISTED])), 40)
-    lines = [f"By layer:{'':{max(width - 5, 0)}}kept  recomputed"]
+    head = "By layer:"
+    width = max(len(head), 2 + min(max(map(len, names[:_LISTED])), 40))
+    lines = [f"{head:{width}}  {'kept':>10}  recomputed"]
     lines.extend(
-        f"  {name[:40]:{width}}{_mb(kept[name]):>10}  {redone[name]:>6} ops"
+        f"{'  ' + name[:40]:{width}}  {size(kept[name]):>10}  "
+        f"{counted(redone[name], 'op'):>10}"
         for name in names[:_LISTED]
     )
     return "\n".join(lines + _rest(len(names)))
@@ -132,13 +149,17 @@ def _peak(plan: Plan) -> str:
         what = f"in the backward pass, at {op.name}"
     lines = [f"The peak is reached {what}."]
     copies = sorted(a.tensor for a in plan.timeline.at_peak if a.copy)
+    held = sum(graph.tensors[t].bytes for t in copies)
+    if step.copy:  # written into a dying input, it takes no room of its own
+        alive = sum(graph.tensors[a.tensor].bytes for a in plan.timeline.at_peak)
+        held -= alive - plan.timeline.peak_bytes
     if copies:
-        first = graph.ops[graph.tensors[copies[0]].op]
-        last = graph.ops[graph.tensors[copies[-1]].op]
-        held = sum(graph.tensors[t].bytes for t in copies)
-        lines.append(
-            f"  The segment from {first.name} to {last.name} holds {_mb(held)} then."
+        first = graph.ops[graph.tensors[copies[0]].op].name
+        last = graph.ops[graph.tensors[copies[-1]].op].name
+        segment = (
+            f"segment from {first} to {last}" if first != last else f"copy of {first}"
         )
+        lines.append(f"  The {segment} holds {_size(plan)(held)} then.")
     return "\n".join(lines)
 
 
@@ -155,7 +176,8 @@ def _pinned(plan: Plan) -> str:
         total = sum(graph.tensors[t].bytes for t in tensors)
         example = graph.ops[graph.tensors[tensors[0]].op]
         lines.append(
-            f"  {len(tensors)} tensors, {_mb(total)}, because {pin.value} "
+            f"  {counted(len(tensors), 'tensor')}, {_size(plan)(total)}, "
+            f"because {pin.value} "
             f"(such as {example.type} {example.name})"
         )
     return "\n".join(["Never recomputed:", *lines]) if lines else ""
@@ -172,64 +194,23 @@ def _assumptions(plan: Plan) -> str:
     ]
     if not assumed:
         return ""
+    verb = "has" if len(assumed) == 1 else "have"
     return (
-        f"{len(assumed)} tensors have unknown dimensions, taken to be "
+        f"{counted(len(assumed), 'tensor')} {verb} unknown dimensions, taken to be "
         f"{plan.reading.unknown_dim} (set `unknown_dim=`): the figures hold for that."
     )
 
 
-def _culprit(plan: Plan) -> str:
-    """What the stock peak consists of, if one thing dominates it."""
-    graph = plan.reading.graph
-    peak = max(plan.stock_peak_bytes, 1)
-    results = {graph.root(tensor) for tensor in graph.results}
-    gradients = _bytes_at_peak(plan.stock, graph.tensors, results)
-    if gradients > _DOMINANT * peak:
-        return (
-            f"Gradients of the variables are {_mb(gradients)} of the peak of "
-            f"{_mb(peak)}: recomputation cannot shrink them."
-        )
-    resting = sum(
-        t.bytes for t in graph.tensors if t.storage is Storage.RESTING and t.bytes > 8
-    )
-    if resting > 4 * peak:
-        return (
-            f"Variables and inputs take {_mb(resting)}, activations and gradients "
-            f"only {_mb(peak)}: there is little to save by recomputation."
-        )
-    largest = max(
-        (op for op in graph.ops if op.outputs),
-        key=lambda op: _working_set(op.inputs, op.outputs, graph.tensors),
-        default=None,
-    )
-    if largest is None:
-        return ""
-    working = _working_set(largest.inputs, largest.outputs, graph.tensors)
-    if working > _DOMINANT * peak:
-        return (
-            f"The op {largest.name} ({largest.type}) alone reads and writes "
-            f"{_mb(working)} of the peak of {_mb(peak)}."
-        )
-    return ""
+def _kept_ids(plan: Plan) -> list[int]:
+    """The tensors of `plan.kept`: without those that may not be recomputed anyway."""
+    ids = {tensor.name: tensor.id for tensor in plan.reading.graph.tensors}
+    return [ids[name] for name in plan.kept]
 
 
-def _bytes_at_peak(timeline: Timeline, tensors: tuple, chosen: set[int]) -> int:
-    return sum(tensors[a.tensor].bytes for a in timeline.at_peak if a.tensor in chosen)
-
-
-def _working_set(inputs: Iterable[int], outputs: Iterable[int], tensors: tuple) -> int:
-    return sum(
-        tensors[t].bytes
-        for t in {*inputs, *outputs}
-        if tensors[t].storage is Storage.OWN
-    )
+def _size(plan: Plan) -> Callable[[int], str]:
+    """One unit for the whole summary: that of the largest figure that matters."""
+    return sizes_like(plan.stock_peak_bytes)
 
 
 def _rest(count: int) -> list[str]:
     return [f"  ... and {count - _LISTED} more"] if count > _LISTED else []
-
-
-def _mb(count: int) -> str:
-    if count < 1e5:
-        return f"{count / 1e3:.1f} kB"
-    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"

@@ -35,6 +35,7 @@ from memory_saving_gradients.simulate import Timeline, simulate
 from memory_saving_gradients.tf_read import Reading, read
 from memory_saving_gradients.tf_write import Rewiring, write
 from memory_saving_gradients.verify import verified
+from memory_saving_gradients.wording import counted, sizes_like
 
 __all__ = ["StockGradient", "rewire"]
 
@@ -219,14 +220,15 @@ def _report(plan: Plan) -> None:
     """One INFO line a call."""
     note = f" (left as it was: {plan.reason})" if plan.reason else ""
     slow = plan.planning_seconds > _SLOW_PLANNING_SECONDS
+    size = sizes_like(plan.stock_peak_bytes)
     _log.info(
-        "%s: peak %.1f MB instead of %.1f MB, %.0f %% more work, %d ops recomputed%s; "
+        "%s: peak %s instead of %s, %.0f %% more work, %s recomputed%s; "
         "planned in %.1f s%s",
         plan.strategy,
-        plan.predicted_peak_bytes / 1e6,
-        plan.stock_peak_bytes / 1e6,
+        size(plan.predicted_peak_bytes),
+        size(plan.stock_peak_bytes),
         100 * plan.extra_fraction,
-        len(plan.recomputed),
+        counted(len(plan.recomputed), "op"),
         note,
         plan.planning_seconds,
         f", over {_SLOW_PLANNING_SECONDS:.0f} s: the graph has "

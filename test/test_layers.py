@@ -22,7 +22,7 @@ def folder_of(package: str) -> Path:
 HOME = folder_of(PACKAGE)
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "wording"),
     ("op_types", "tf_required"),
     ("graph", "checkpoints"),
     ("cost", "executor"),
@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plan",),
     ("rewire",),
     ("differentiate",),
+    ("culprit",),
     ("report",),
     ("__init__",),
 )
