@@ -1,12 +1,14 @@
 """The drop-in `gradients()` family: from a stock gradient to a rewired one.
 
-The stock autodiff builds the backward graph, from a seed of ours that waits for `ys`;
-then `rewire` takes over. Numbers are those of the stock call: nothing is differentiated
-here.
+The stock autodiff builds the backward graph, from a seed of ours that waits for the
+last forward ops that the backward pass needs; then `rewire` takes over. Numbers are
+those of the stock call: nothing is differentiated here.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +18,7 @@ import tensorflow as tf
 from memory_saving_gradients import fences, selection, tf_internals
 from memory_saving_gradients.checkpoints import Collection, parse
 from memory_saving_gradients.errors import EagerExecutionError
+from memory_saving_gradients.plan import forget
 from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.rewire import StockGradient, rewire
 from memory_saving_gradients.verify import require_assertions
@@ -108,6 +111,7 @@ def gradients(
         Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost, arXiv
         1604.06174.
     """
+    forget()
     if tf.executing_eagerly():
         raise EagerExecutionError(
             "`memory_saving_gradients.gradients` rewrites a graph, but was called "
@@ -130,7 +134,7 @@ def gradients(
         with _as_autodiff_made_it(targets):
             stock = tf_internals.gradients_helper(
                 targets,
-                [_plain_variable(x) for x in _as_list(xs)],
+                [selection.plain_variable(x) for x in _as_list(xs)],
                 seeds,
                 name=name,
                 colocate_gradients_with_ops=colocate_gradients_with_ops,
@@ -154,7 +158,6 @@ def gradients(
 def _member(mode: str) -> Any:
     """One of the three functions with exactly the signature of v1's `tf.gradients`."""
 
-    @tf.autograph.experimental.do_not_convert
     def member(
         ys: Any,
         xs: Any,
@@ -185,7 +188,20 @@ def _member(mode: str) -> Any:
         "`tf.gradients`.\n\n    Assign it over `tf.gradients` to save memory in code "
         "that you do not want to change.\n    "
     )
-    return member
+    known = inspect.signature(member).parameters
+
+    @functools.wraps(member)
+    def checked(*arguments: Any, **keywords: Any) -> list[Any]:
+        for other in keywords:
+            if other not in known:
+                raise TypeError(
+                    f"`memory_saving_gradients.gradients_{mode}` has the arguments of "
+                    f"TensorFlow 1's `tf.gradients` and takes no `{other}`. Use "
+                    f"`gradients(..., {other}=...)`."
+                )
+        return member(*arguments, **keywords)
+
+    return tf.autograph.experimental.do_not_convert(checked)
 
 
 gradients_memory = _member("memory")
@@ -208,14 +224,6 @@ def _check_unknown_dim(value: Any) -> None:
         raise ValueError(
             f"{where} at least 1, but got {value}. Give the batch size that will come."
         )
-
-
-def _plain_variable(x: Any) -> Any:
-    """The `tf.Variable` inside a Keras 3 variable; anything else as it is."""
-    if isinstance(x, tf.Variable | tf.Tensor):
-        return x
-    inner = getattr(x, "value", None)
-    return inner if isinstance(inner, tf.Variable | tf.Tensor) else x
 
 
 def _seeds(targets: list[Any], grad_ys: Any, graph: tf.Graph) -> list[Any]:

@@ -9,7 +9,7 @@ from memory_saving_gradients.schedule import Schedule
 from memory_saving_gradients.simulate import Timeline
 from memory_saving_gradients.tf_read import Reading
 
-__all__ = ["Plan", "last_plan", "remember"]
+__all__ = ["Plan", "forget", "last_plan", "remember"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,15 @@ def remember(plan: Plan) -> None:
     _newest.plan = plan
 
 
+def forget() -> None:
+    """Makes `last_plan` return None in this thread, until a call has succeeded."""
+    _newest.plan = None
+
+
 def last_plan() -> Plan | None:
-    """The plan of the newest gradient that this thread rewrote, or None."""
+    """The plan of the newest gradient that this thread rewrote.
+
+    Returns:
+        The plan, or None if there was no such call yet or the newest one raised.
+    """
     return getattr(_newest, "plan", None)

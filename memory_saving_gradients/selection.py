@@ -13,12 +13,13 @@ import difflib
 import os
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients import op_types
+from memory_saving_gradients import op_types, tf_internals
 from memory_saving_gradients.checkpoints import Auto, Checkpoints, Collection, Keep
 from memory_saving_gradients.errors import (
     CheckpointError,
@@ -28,14 +29,22 @@ from memory_saving_gradients.errors import (
 from memory_saving_gradients.graph import Storage
 from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.tf_read import Reading
+from memory_saving_gradients.wording import counted
 
-__all__ = ["collected", "describe", "select"]
+__all__ = ["collected", "describe", "plain_variable", "select"]
 
 _NOT_THE_CALLER = (
     os.path.dirname(os.path.abspath(__file__)),
     os.path.dirname(os.path.abspath(tf.__file__)),
     contextlib.__file__,
 )
+
+_NEAR = 3
+"""At most so many names are suggested for one that is misspelt."""
+
+_AS_GOOD = 0.02
+"""Suggestions are as good as the best one, up to this difference in likeness: of
+`layer8/ouput` all other layers' outputs are no misspelling."""
 
 _WHERE = "`memory_saving_gradients.gradients`"
 
@@ -45,7 +54,9 @@ def describe(checkpoints: Checkpoints) -> str:
     if isinstance(checkpoints, Auto):
         return checkpoints.mode
     if isinstance(checkpoints, Keep):
-        return f"{len(checkpoints.tensors)} tensors from {checkpoints.origin}"
+        return (
+            f"{counted(len(checkpoints.tensors), 'tensor')} from {checkpoints.origin}"
+        )
     return "collection" if isinstance(checkpoints, Collection) else "a predicate"
 
 
@@ -56,14 +67,23 @@ def collected(graph: tf.Graph, collection: Collection) -> Keep:
         CheckpointError: The collection is empty.
     """
     tensors = tuple(graph.get_collection(collection.name))
-    if not tensors:
-        raise CheckpointError(
-            f'{_WHERE}: `checkpoints="collection"` expects tensors in the graph '
-            f"collection {collection.name!r}, but it is empty. Add some with "
-            f"`tf.compat.v1.add_to_collection({collection.name!r}, tensor)` while you "
-            'build the model, or pass `checkpoints="memory"` to have them chosen.'
-        )
-    return Keep(tensors, f"the collection {collection.name!r}")
+    if tensors:
+        return Keep(tensors, f"the collection {collection.name!r}")
+    ways = [
+        'pass `checkpoints="memory"` to have them chosen',
+        "pass a list of tensors, `checkpoints=[h1, h2]`",
+        f"add some with `tf.compat.v1.add_to_collection({collection.name!r}, tensor)` "
+        "while you build the model",
+    ]
+    if tf_internals.builds_function(graph):
+        ways[2] += ", in the same `tf.function`"
+    else:
+        ways.reverse()
+    raise CheckpointError(
+        f'{_WHERE}: `checkpoints="collection"`, the default, expects tensors in the '
+        f"graph collection {collection.name!r}, but it is empty. You can "
+        f"{ways[0]}, or {ways[1]}, or {ways[2]}."
+    )
 
 
 def select(
@@ -78,8 +98,9 @@ def select(
         graph: Where tensor names are looked up.
 
     Raises:
-        CheckpointError: The user named tensors of which none can serve.
-        UnknownCheckpointNameError: A name belongs to no tensor of the graph.
+        CheckpointError: The user named tensors of which none can serve, or gave a
+            function that raises, says no bool or says False to all.
+        UnknownCheckpointNameError: Names belong to no tensor of the graph.
     """
     if isinstance(checkpoints, Auto):
         return PLANNERS[checkpoints.mode](problem)
@@ -89,10 +110,11 @@ def select(
     predicate = getattr(checkpoints, "predicate", None)
     if predicate is None:
         raise AssertionError(f"{checkpoints} has not been resolved")
+    roots = [reading.graph.root(tensor) for tensor in range(len(reading.tensors))]
     chosen = frozenset(
-        reading.graph.root(tensor)
-        for tensor in range(len(reading.tensors))
-        if reading.graph.root(tensor) in serving and predicate(reading.tensors[tensor])
+        root
+        for tensor, root in zip(reading.tensors, roots, strict=True)
+        if root in serving and _accepts(predicate, tensor)
     )
     if not chosen and serving:
         raise CheckpointError(
@@ -102,6 +124,29 @@ def select(
             'Make it accept some, or pass `checkpoints="memory"`.'
         )
     return chosen
+
+
+def _accepts(predicate: Any, tensor: tf.Tensor) -> bool:
+    """What the user's function says of one tensor."""
+    where = (
+        f"{_WHERE}: the function {getattr(predicate, '__name__', repr(predicate))} "
+        "given as `checkpoints`"
+    )
+    try:
+        answer = predicate(tensor)
+    except Exception as error:
+        raise CheckpointError(
+            f"{where} raised {type(error).__name__} ({error}) for the tensor "
+            f"{tensor.name} of shape {tensor.shape} (op type {tensor.op.type}). It is "
+            "asked for every tensor that could be kept."
+        ) from error
+    if isinstance(answer, bool | np.bool_):
+        return bool(answer)
+    raise CheckpointError(
+        f"{where} must return True or False, but returned {answer!r} of type "
+        f"{type(answer).__name__} for the tensor {tensor.name}. Values are not known "
+        "while a graph is built: decide by name, shape, dtype or op type."
+    )
 
 
 def _serving(problem: Problem) -> frozenset[int]:
@@ -120,30 +165,49 @@ def _named(
 ) -> frozenset[int]:
     kept: set[int] = set()
     idle: dict[str, str] = {}
-    for entry in keep.tensors:
-        variable = entry if isinstance(entry, tf.Variable) else _inner_variable(entry)
-        if variable is not None:
-            idle[variable.name] = "it is a variable"
+    found = [_tensor_or_variable(entry, graph) for entry in keep.tensors]
+    unknown = [
+        entry
+        for entry, tensor in zip(keep.tensors, found, strict=True)
+        if tensor is None
+    ]
+    if unknown:
+        raise _unknown_names(unknown, reading, serving)
+    for entry in found:
+        if isinstance(entry, tf.Variable):
+            idle[entry.name] = "it is a variable"
             continue
-        tensor = _tensor(entry, graph)
-        number = _number(tensor, reading)
+        number = _number(entry, reading)
         root = None if number is None else reading.graph.root(number)
         if root is not None and root in serving:
             kept.add(root)
+        elif entry.graph is not graph:
+            idle[entry.name] = "it belongs to another graph"
         else:
-            idle[tensor.name] = _why_idle(root, reading)
+            idle[entry.name] = _why_idle(root, reading)
     listed = shortened(f"{name} ({why})" for name, why in idle.items())
-    if not kept and serving:
-        raise CheckpointError(
-            f"{_WHERE}: {keep.origin} must hold tensors between `xs` and `ys`, "
-            f"but none of the {len(idle)} given can serve: {listed or 'it is empty'}. "
+    if not kept:
+        given = (
+            f"none of the {len(idle)} given can serve: {listed}"
+            if len(idle) > 1
+            else f"what was given cannot serve: {listed}"
+        )
+        advice = (
             'Give the outputs of layers, or pass `checkpoints="memory"` to have them '
             "chosen."
+            if serving
+            else "Nothing in this graph can: this backward pass reads nothing that "
+            'could be recomputed. Pass `checkpoints="memory"`, which leaves such a '
+            "graph as it is, or call `tf.gradients`."
+        )
+        raise CheckpointError(
+            f"{_WHERE}: {keep.origin} must hold tensors between `xs` and `ys`, but "
+            f"{given if idle else 'it is empty'}. {advice}"
         )
     if idle:
         warnings.warn(
-            f"{_WHERE}: {len(idle)} of {len(keep.tensors)} tensors in {keep.origin} "
-            f"cannot serve as checkpoints and are ignored: {listed}.",
+            f"{_WHERE}: {len(idle)} of {counted(len(keep.tensors), 'tensor')} in "
+            f"{keep.origin} cannot serve as checkpoints and are ignored: {listed}.",
             stacklevel=_level_of_caller(),
         )
     return frozenset(kept)
@@ -182,20 +246,26 @@ def _why_idle(root: int | None, reading: Reading) -> str:
     return "no gradient reads it, nor anything computed from it"
 
 
-def _inner_variable(entry: Any) -> tf.Variable | None:
-    """The `tf.Variable` inside a Keras 3 variable."""
-    inner = getattr(entry, "value", None)
-    return inner if isinstance(inner, tf.Variable) else None
+def plain_variable(x: Any) -> Any:
+    """The `tf.Variable` inside a Keras 3 variable; anything else as it is."""
+    if isinstance(x, tf.Variable | tf.Tensor):
+        return x
+    inner = getattr(x, "value", None)
+    return inner if isinstance(inner, tf.Variable | tf.Tensor) else x
 
 
-def _tensor(entry: Any, graph: tf.Graph) -> tf.Tensor:
-    """The graph tensor that a list entry means."""
+def _tensor_or_variable(entry: Any, graph: tf.Graph) -> Any:
+    """What a list entry means; None for a name that the graph has not."""
     if isinstance(entry, str):
-        return _tensor_by_name(entry, graph)
-    if isinstance(entry, tf.Tensor) and hasattr(entry, "graph"):
-        return entry
+        try:
+            return graph.get_tensor_by_name(entry if ":" in entry else f"{entry}:0")
+        except (KeyError, ValueError):
+            return None
     if isinstance(entry, tf.Operation) and entry.outputs:
         return entry.outputs[0]
+    meant = plain_variable(entry)
+    if isinstance(meant, tf.Variable) or tf.is_symbolic_tensor(meant):
+        return meant
     raise CheckpointError(
         f"{_WHERE}: `checkpoints` may list graph tensors and tensor names, but got "
         f"{entry!r} of type {type(entry).__name__}. Inside a `tf.function`, use the "
@@ -203,18 +273,41 @@ def _tensor(entry: Any, graph: tf.Graph) -> tf.Tensor:
     )
 
 
-def _tensor_by_name(name: str, graph: tf.Graph) -> tf.Tensor:
-    full = name if ":" in name else f"{name}:0"
-    try:
-        return graph.get_tensor_by_name(full)
-    except (KeyError, ValueError) as error:
-        near = difflib.get_close_matches(full, _all_names(graph), n=5, cutoff=0.6)
-        hint = f"Did you mean {shortened(near)}?" if near else "No name is close to it."
-        raise UnknownCheckpointNameError(
-            f"{_WHERE}: `checkpoints` names the tensor {name!r}, but the graph has "
-            f"none of that name. {hint}"
-        ) from error
+def _unknown_names(
+    names: Sequence[str], reading: Reading, serving: frozenset[int]
+) -> UnknownCheckpointNameError:
+    """One error for all names that the graph has not, with names that would do."""
+    graph = reading.graph
+    usable = {
+        tensor.name.lower(): tensor.name
+        for tensor in graph.tensors
+        if tensor.op < graph.forward_count and graph.root(tensor.id) in serving
+    }
+    told = []
+    for name in dict.fromkeys(names):
+        near = [usable[key] for key in _near(name, usable)]
+        hint = (
+            f"did you mean {' or '.join(near)}?" if near else "no name is close to it"
+        )
+        told.append(f"{name!r} ({hint})")
+    what = "a tensor" if len(told) == 1 else f"{len(told)} tensors"
+    return UnknownCheckpointNameError(
+        f"{_WHERE}: `checkpoints` names {what} that the graph has not: "
+        f"{shortened(told)}. `last_plan().kept` of an automatic plan lists names that "
+        "serve."
+    )
 
 
-def _all_names(graph: tf.Graph) -> Iterable[str]:
-    return (tensor.name for op in graph.get_operations() for tensor in op.outputs)
+def _near(name: str, usable: Iterable[str]) -> list[str]:
+    """Names like this one, best first: none that another name is much more like."""
+    wanted = (name if ":" in name else f"{name}:0").lower()
+    leaf = [key for key in usable if key.endswith(f"/{wanted}")]
+    if leaf:
+        return leaf[:_NEAR]
+    close = difflib.get_close_matches(wanted, list(usable), n=_NEAR, cutoff=0.7)
+    likeness = [difflib.SequenceMatcher(None, key, wanted).ratio() for key in close]
+    return [
+        key
+        for key, ratio in zip(close, likeness, strict=True)
+        if ratio >= likeness[0] - _AS_GOOD
+    ]

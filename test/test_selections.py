@@ -210,7 +210,7 @@ def test_only_idle_checkpoints_are_an_error(chain: Chain) -> None:
     with pytest.raises(msg.CheckpointError, match=r'checkpoints="memory"') as caught:
         chain.differentiate(idle_tensors(chain))
     assert "and 5 more" in str(caught.value) or "and 4 more" in str(caught.value)
-    with pytest.raises(ValueError, match="none of the"):
+    with pytest.raises(ValueError, match=r"cannot serve: loss:0 .it is different"):
         chain.differentiate([chain.loss])
 
 
@@ -241,10 +241,31 @@ def test_variables_as_checkpoints_in_a_function() -> None:
 
 
 def test_an_empty_collection_says_how_to_fill_it(chain: Chain) -> None:
-    with pytest.raises(msg.CheckpointError, match="add_to_collection"):
+    with pytest.raises(msg.CheckpointError, match=r"add_to_collection.*memory"):
         chain.differentiate("collection")
     with pytest.raises(msg.CheckpointError, match="is empty"):
         msg.gradients_collection(chain.loss, chain.w)
+
+
+def test_an_empty_collection_of_a_function_says_first_what_one_does_there() -> None:
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> Any:
+        return msg.gradients(tf.tanh(tf.sin(x)), x)
+
+    with pytest.raises(msg.CheckpointError, match=r'="memory".*h1, h2.*add_to_coll'):
+        step.get_concrete_function(tf.TensorSpec([8]))
+
+
+@pytest.mark.parametrize("collection", [False, True])
+def test_where_nothing_could_serve_a_list_is_an_error_too(collection: bool) -> None:
+    with tf.Graph().as_default():
+        x = tf.constant(fixed(8))
+        y = tf.reduce_sum(3.0 * x)
+        v1.add_to_collection("checkpoints", y)
+        given: Any = "collection" if collection else [y]
+        with pytest.raises(msg.CheckpointError, match="Nothing in this graph can"):
+            msg.gradients(y, x, checkpoints=given)
+        msg.gradients(y, x, checkpoints="memory")  # what the error advises
 
 
 def test_an_empty_list(chain: Chain) -> None:
@@ -255,6 +276,34 @@ def test_an_empty_list(chain: Chain) -> None:
 def test_a_predicate_that_accepts_nothing(chain: Chain) -> None:
     with pytest.raises(msg.CheckpointError, match="returned False for all"):
         chain.differentiate(lambda tensor: False)
+
+
+def test_a_predicate_that_raises_is_named_with_its_tensor(chain: Chain) -> None:
+    def clumsy(tensor: tf.Tensor) -> bool:
+        return tensor.shape[5] > 0
+
+    with pytest.raises(
+        msg.CheckpointError, match=r"clumsy .* IndexError .*:0 "
+    ) as info:
+        chain.differentiate(clumsy)
+    assert isinstance(info.value.__cause__, IndexError)
+
+
+@pytest.mark.parametrize("answer", [None, 1, "yes", tf.reduce_any])
+def test_a_predicate_must_return_a_bool(answer: Any, chain: Chain) -> None:
+    def clumsy(tensor: tf.Tensor) -> Any:
+        return answer(tensor > 0) if callable(answer) else answer
+
+    with pytest.raises(
+        msg.CheckpointError, match=r"clumsy .* must return True or"
+    ) as e:
+        chain.differentiate(clumsy)
+    assert "for the tensor layer0/" in str(e.value)
+
+
+def test_a_predicate_may_return_a_bool_of_numpy(chain: Chain) -> None:
+    plan = chain.differentiate(lambda t: np.equal(t.name, chain.ys[8].name))
+    assert plan.kept == (chain.ys[8].name,)
 
 
 def test_an_error_leaves_the_graph_usable(chain: Chain) -> None:
@@ -282,9 +331,36 @@ def test_a_misspelt_name_is_an_error_with_near_matches(
     assert isinstance(caught.value, ValueError)
 
 
-def test_a_name_like_no_other(chain: Chain) -> None:
-    with pytest.raises(LookupError, match="No name is close"):
-        chain.differentiate(["zzzzzzzzzzzzzz"])
+def test_near_matches_are_no_noise(chain: Chain) -> None:
+    with pytest.raises(msg.UnknownCheckpointNameError) as caught:
+        chain.differentiate(["layer8/ouput"])
+    text = str(caught.value)
+    assert "did you mean layer8/output:0?" in text
+    assert "layer1" not in text
+
+
+def test_a_name_without_its_scope_is_near_to_those_in_scopes(chain: Chain) -> None:
+    with pytest.raises(msg.UnknownCheckpointNameError) as caught:
+        chain.differentiate(["output"])
+    assert "layer0/output:0 or layer1/output:0 or layer2/output:0" in str(caught.value)
+
+
+def test_only_what_could_serve_is_a_near_match(chain: Chain) -> None:
+    tf.gradients(chain.loss, chain.w, name="layer8/outputs")
+    chain.differentiate("memory")
+    with pytest.raises(msg.UnknownCheckpointNameError) as caught:
+        chain.differentiate(["layer8/outpus"])
+    assert "did you mean layer8/output:0?" in str(caught.value)
+
+
+def test_misspelt_names_are_reported_together(chain: Chain) -> None:
+    given = ["layer8/ouput", chain.ys[4], "layer3/hiden", "zzzzzzzzzzzzzz"]
+    with pytest.raises(msg.UnknownCheckpointNameError, match="names 3 tens") as caught:
+        chain.differentiate(given)
+    text = str(caught.value)
+    assert "'layer8/ouput' (did you mean layer8/output:0?)" in text
+    assert "'layer3/hiden' (did you mean layer3/hidden:0?)" in text
+    assert "'zzzzzzzzzzzzzz' (no name is close to it)" in text
 
 
 @pytest.mark.parametrize("entry", [3, None, np.zeros(3)])
@@ -296,7 +372,7 @@ def test_what_is_no_tensor_is_an_error(entry: Any, chain: Chain) -> None:
 def test_a_tensor_of_another_graph(chain: Chain) -> None:
     with tf.Graph().as_default():
         foreign = tf.identity(tf.constant(1.0), name="foreign")
-    with pytest.warns(UserWarning, match="foreign:0"):
+    with pytest.warns(UserWarning, match="foreign:0 .it belongs to another graph"):
         plan = chain.differentiate([foreign, chain.ys[8]])
     assert plan.kept == (chain.ys[8].name,)
 

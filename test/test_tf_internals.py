@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
+import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
 from memory_saving_gradients import UnsupportedTensorFlowError, tf_internals
-from memory_saving_gradients.tf_required import require_tensorflow
+from memory_saving_gradients.tf_required import (
+    NEWEST,
+    OLDEST,
+    require_python,
+    require_tensorflow,
+)
 
 SOURCE = Path(tf_internals.__file__).read_text()
 BOUND = [
@@ -76,3 +85,56 @@ def test_old_tensorflow_is_said_clearly(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tf, "__version__", "2.11.1")
     with pytest.raises(UnsupportedTensorFlowError, match=r"but found 2\.11\.1"):
         require_tensorflow()
+
+
+@pytest.mark.parametrize("version", ["2.22.0", "2.22.0-rc1", "3.0.0.dev20300101"])
+def test_new_tensorflow_is_warned_of(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tf, "__version__", version)
+    with pytest.warns(
+        UserWarning, match=r"tried with .* 2\.16 to 2\.21, but"
+    ) as caught:
+        require_tensorflow()
+    assert len(caught) == 1
+    assert version in str(caught[0].message)
+
+
+def test_the_warning_shows_the_line_that_imports(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import tensorflow as tf\n"
+        "tf.__version__ = '2.99.0'\n"
+        "import memory_saving_gradients\n"
+        "import memory_saving_gradients.plan\n"
+    )
+    run = [sys.executable, str(script)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(run, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"train\.py:(\d+): UserWarning", done.stderr) == ["3"]
+
+
+def test_tried_versions_are_accepted_in_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for major, minor in (OLDEST, NEWEST):
+        monkeypatch.setattr(tf, "__version__", f"{major}.{minor}.3")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            require_tensorflow()
+
+
+def test_tried_versions_are_those_of_the_documents() -> None:
+    """One range, in the code, the README and the script that tries it."""
+    root = Path(__file__).resolve().parents[1]
+    oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
+    script = (root / "scripts" / "test_versions.sh").read_text("utf-8")
+    assert f"\nOLDEST={oldest}\nNEWEST={newest}\n" in script
+    assert f"TensorFlow {oldest} to {newest}" in (root / "README.md").read_text("utf-8")
+
+
+def test_old_python_is_said_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 9, 18, "final", 0))
+    with pytest.raises(ImportError, match=r"needs Python 3\.10 .* is Python 3\.9"):
+        require_python()
