@@ -34,9 +34,22 @@ class Plan:
         planning_seconds: How long reading, planning and rewriting took, in seconds.
         reason: Why the graph was left as it was, or "".
         xla: Whether the graph is compiled by XLA, which schedules for itself.
-        stock: The simulated run of the untouched graph.
-        timeline: The simulated run of the rewired graph.
-        schedule: The order of the backward pass.
+        stock: The simulated run of the untouched graph: a `simulate.Timeline` with
+            `steps` (which op, original or copy), `live_bytes` (for each step, in bytes
+            above rest while it runs), `at_peak` (the buffers alive at the peak) and
+            `seconds` (estimated, of forward and backward pass).
+        timeline: The same of the rewired graph; `stock` itself if it was left alone.
+        schedule: The order of the backward pass: a `schedule.Schedule` with `steps`,
+            `ties` (which step waits for which) and `kept` (ids of tensors, pinned ones
+            included).
+        reading: What ids stand for: `reading.graph.tensors[id]` and
+            `reading.graph.ops[id]` are plain data (names, bytes, estimated seconds, why
+            an op is pinned), `reading.tensors[id]` and `reading.ops[id]` the objects of
+            TensorFlow. It keeps the `tf.Graph` alive.
+
+    The attributes up to `xla` are stable. `stock`, `timeline`, `schedule` and `reading`
+    are what the planner worked with, for tools and for the curious: their layout may
+    change in any release.
     """
 
     strategy: str
