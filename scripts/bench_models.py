@@ -43,9 +43,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import count, counts, names_of, positive
 from bench_tables import Row, sentence, show
 
 MODEL_NAMES = ("mlp", "transformer", "resnet62", "unet", "densenet121", "resnet50")
+MODES = ("memory", "speed", "collection", "list")
 PARTS = (*MODEL_NAMES, "chains", "building")
 
 
@@ -66,9 +68,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(
             flag,
             default=default,
-            type=(lambda words: [kind(word) for word in words.split(",") if word])
-            if many
-            else kind,
+            type=kind,
             metavar="A,B" if many else "N",
             help=f"{text} ({','.join(map(str, default)) if many else default})",
         )
@@ -76,15 +76,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "parts", nargs="*", metavar="PART", help=f"some of: {', '.join(PARTS)} (all)"
     )
-    option("--modes", ["memory", "speed"], str, "modes to compare with stock")
-    option("--pairs", 7, int, "pairs of timed steps")
-    option("--runs", 10, int, "runs of which the worst peak counts")
-    option("--scale", 1.0, float, "size of the models; below 1 for a quick try")
-    every = ["memory", "speed", "collection", "list"]
-    option("--chain-modes", every, str, "the same for chains")
-    option("--lengths", [100, 400], int, "lengths of the chains")
-    option("--threads", [1, 2, 4, 16], int, "inter-op threads for the chains")
-    option("--ops", [1000, 10_000, 50_000], int, "sizes of the graphs of `building`")
+    option(
+        "--modes",
+        ["memory", "speed"],
+        names_of(MODES[:2]),
+        "modes to compare with stock",
+    )
+    option("--pairs", 7, count(), "pairs of timed steps")
+    option("--runs", 10, count(), "runs of which the worst peak counts")
+    option("--scale", 1.0, positive, "size of the models; below 1 for a quick try")
+    option("--chain-modes", [*MODES], names_of(MODES), "the same for chains")
+    option("--lengths", [100, 400], counts, "lengths of the chains")
+    option("--threads", [1, 2, 4, 16], counts, "inter-op threads for the chains")
+    option("--ops", [1000, 10_000, 50_000], counts, "sizes of the graphs of `building`")
     parser.add_argument("--jit", action="store_true", help="compile the steps with XLA")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="write all figures there as JSON"

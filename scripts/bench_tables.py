@@ -78,3 +78,7 @@ def show(figures: dict[str, list[Row]]) -> None:
         rows = [row for row in figures[part] if "error" not in row]
         if rows:
             print(table(columns, rows), end="\n\n")
+
+
+if __name__ == "__main__":
+    print(f"{__doc__}\nNot a program of its own: bench_models.py imports it.")

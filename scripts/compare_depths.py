@@ -38,6 +38,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import count, counts
 from tables import table
 
 if TYPE_CHECKING:
@@ -86,17 +87,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--quick", action="store_true", help="the small setting")
     add("--out", type=Path, default=Path("out"), help="folder of the results (out)")
-    add("--batch", type=int, help="images in a batch of the ResNets")
+    add("--batch", type=count(), help="images in a batch of the ResNets")
     add("--blocks", type=_numbers, metavar="A,B", help="sizes of the ResNets")
     add("--depths", type=_numbers, metavar="A,B", help="layers of the transformers")
     add("--lengths", type=_numbers, metavar="A,B", help="lengths of the chains")
-    add("--rounds", type=int, help="timed steps of each")
+    add("--rounds", type=count(), help="timed steps of each")
     add("--no-deepest", action="store_true", help="no search for the deepest")
     return parser.parse_args(arguments)
 
 
 def _numbers(words: str) -> tuple[int, ...]:
-    return tuple(sorted(int(word) for word in words.split(",") if word))
+    return tuple(sorted(counts(words)))
 
 
 def setting_of(options: argparse.Namespace) -> Setting:

@@ -184,3 +184,7 @@ def _deepest_that_runs(
 
 def _mib(count: float) -> str:
     return f"{count / 2**20:.1f} MiB"
+
+
+if __name__ == "__main__":
+    print(f"{__doc__}\nNot a program of its own: compare_depths.py imports it.")

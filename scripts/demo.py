@@ -32,8 +32,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from arguments import count
+
 MODES = ("stock", "memory", "speed")
 MIB = 2**20
+IMAGES = 1797  # in the data set
 LEARNING_RATE = 0.2
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -45,9 +48,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
-    add("--steps", type=int, default=8, help="training steps of each row (8)")
-    add("--batch", type=int, default=128, help="images in a batch (128)")
-    add("--blocks", type=int, default=5, help="blocks in each of the three stages (5)")
+    add("--steps", type=count(), default=8, help="training steps of each row (8)")
+    add(
+        "--batch",
+        type=count(most=IMAGES),
+        default=128,
+        help=f"images in a batch, at most {IMAGES} (128)",
+    )
+    add(
+        "--blocks",
+        type=count(),
+        default=5,
+        help="blocks in each of the three stages (5)",
+    )
     return parser.parse_args(arguments)
 
 

@@ -240,3 +240,7 @@ def _finish(figure: Any, title: str, path: Path) -> None:
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontweight="bold")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
+
+
+if __name__ == "__main__":
+    print(f"{__doc__}\nNot a program of its own: compare_depths.py imports it.")

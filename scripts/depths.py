@@ -213,3 +213,7 @@ def fit_trend(layers: Sequence[int], values: Sequence[float], power: float) -> T
         constant, slope = 0.0, float(y.mean() / x[0])
     worst = float(np.abs((constant + slope * x) / y - 1).max())
     return Trend(float(constant), float(slope), power, worst)
+
+
+if __name__ == "__main__":
+    print(f"{__doc__}\nNot a program of its own: compare_depths.py imports it.")

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arguments import count
+
 # Last, so that an installed package wins over the checkout.
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
@@ -61,7 +63,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=ROOT / "docs" / "images",
         help="folder of the picture (docs/images)",
     )
-    add("--layers", type=int, default=9, help="length of the chain (9)")
+    add("--layers", type=count(least=2), default=9, help="length of the chain (9)")
     return parser.parse_args(arguments)
 
 

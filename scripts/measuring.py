@@ -237,3 +237,9 @@ def largest_difference(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -
         float(np.abs(a - b).max() / (np.abs(a).max() + floor))
         for a, b in zip(one, other, strict=True)
     )
+
+
+if __name__ == "__main__":
+    print(
+        f"{__doc__}\nNot a program of its own: bench_models.py and compare_depths.py import it."
+    )

@@ -245,3 +245,7 @@ MODELS: dict[str, Callable[..., Workload]] = {
     "densenet121": densenet121,
     "resnet50": resnet50,
 }
+
+
+if __name__ == "__main__":
+    print(f"{__doc__}\nNot a program of its own: the benchmarks import it.")

@@ -32,11 +32,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
+from arguments import count, names_of, positive
 from tables import table
 
 if TYPE_CHECKING:
     from prediction import Overlay
 
+MODES = ("memory", "speed")
 MODEL_NAMES = ("mlp", "transformer", "resnet62", "unet", "densenet121")
 MIB = 2**20
 Row = dict[str, Any]
@@ -55,15 +57,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     known = ", ".join(MODEL_NAMES)
     add("models", nargs="*", metavar="MODEL", help=f"some of: {known} (all)")
-    add("--modes", default="memory,speed", help="with commas (memory,speed)")
-    add("--runs", type=int, default=10, help="runs of which the worst counts (10)")
-    add("--scale", type=float, default=1.0, help="size of the models (1.0)")
+    add(
+        "--modes",
+        type=names_of(MODES),
+        default=[*MODES],
+        metavar="A,B",
+        help="with commas (memory,speed)",
+    )
+    add("--runs", type=count(), default=10, help="runs of which the worst counts (10)")
+    add("--scale", type=positive, default=1.0, help="size of the models (1.0)")
     add("--out", type=Path, default=Path("out"), help="folder of the pictures (out)")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.models) - set(MODEL_NAMES))
     if unknown:
         parser.error(f"no such model: {', '.join(unknown)}. Take {known}")
-    options.modes = options.modes.split(",")
     return options
 
 

@@ -216,3 +216,7 @@ def _levels_while_running(
 def _allocated_last(buffers: Sequence[mem_util.Buffer], time_ns: int) -> str:
     before = [buffer for buffer in buffers if buffer.start_ns <= time_ns]
     return max(before, key=lambda buffer: buffer.start_ns).op
+
+
+if __name__ == "__main__":
+    print(f"{__doc__}\nNot a program of its own: plot_prediction.py imports it.")

@@ -38,3 +38,7 @@ def table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
 
     rule = "  ".join("-" * width for width in widths)
     return "\n".join([line(heads), rule, *(line(row) for row in body)])
+
+
+if __name__ == "__main__":
+    print(f"{__doc__}\nNot a program of its own: the scripts import it.")

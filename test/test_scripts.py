@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import re
 import subprocess
@@ -28,7 +29,18 @@ from tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELL_SCRIPTS = ("check_all.sh", "demo.sh", "test.sh", "test_versions.sh")
-PYTHON_SCRIPTS = ("bench_models.py", "demo.py", "draw_schedules.py")
+PYTHON_SCRIPTS = (
+    "bench_models.py",
+    "compare_depths.py",
+    "demo.py",
+    "draw_schedules.py",
+    "plot_prediction.py",
+)
+HELPERS = sorted(
+    path.name
+    for path in (ROOT / "scripts").glob("*.py")
+    if path.name not in PYTHON_SCRIPTS
+)
 
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -52,6 +64,54 @@ def test_help_of_python_script_does_not_wait_for_tensorflow(name: str, tmp_path:
     assert f"usage: {name}" in done.stdout
     assert "--out" in done.stdout
     assert "tensorflow" not in done.stderr
+
+
+@pytest.mark.parametrize("name", HELPERS)
+def test_a_module_that_is_no_program_says_whose_it_is(name: str, tmp_path: Path):
+    done = run(sys.executable, ROOT / "scripts" / name, "--help", cwd=tmp_path)
+    assert "Not a program of its own" in done.stdout
+
+
+def test_help_of_the_demo_is_complete(tmp_path: Path):
+    flags = [
+        set(re.findall(r"--(?!help)\w+", run(*command, "--help", cwd=tmp_path).stdout))
+        for command in (
+            ["bash", ROOT / "scripts" / "demo.sh"],
+            [sys.executable, ROOT / "scripts" / "demo.py"],
+        )
+    ]
+    assert flags[0] == flags[1] == {"--out", "--steps", "--batch", "--blocks"}
+
+
+BAD_ARGUMENTS = {
+    "demo.py": ["--steps 0", "--batch 0", "--batch 1798", "--blocks -1", "--steps x"],
+    "bench_models.py": [
+        "--pairs 0",
+        "--runs 0",
+        "--scale 0",
+        "--lengths 4,0",
+        "--threads ,",
+        "--modes memmory",
+        "nonsense",
+    ],
+    "compare_depths.py": ["--batch 0", "--blocks 0", "--depths x", "--rounds 0"],
+    "plot_prediction.py": ["--runs 0", "--scale nan", "--modes list", "nonsense"],
+    "draw_schedules.py": ["--layers 1"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [(name, words) for name, many in BAD_ARGUMENTS.items() for words in many],
+)
+def test_bad_arguments_are_an_error_of_one_line(
+    name: str, words: str, capsys: pytest.CaptureFixture[str]
+):
+    script = importlib.import_module(name.removesuffix(".py"))
+    with pytest.raises(SystemExit) as ended:
+        script.parse(words.split())
+    assert ended.value.code == 2
+    assert "error:" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", SHELL_SCRIPTS)

@@ -1,0 +1,64 @@
+"""Types of arguments that the scripts share: numbers that make sense, or a message."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+__all__ = ["count", "counts", "names_of", "positive"]
+
+
+def count(least: int = 1, most: int | None = None) -> Callable[[str], int]:
+    """A type for argparse: a whole number from `least` to `most`."""
+
+    def parsed(word: str) -> int:
+        wanted = f"a whole number of at least {least}"
+        if most is not None:
+            wanted += f" and at most {most}"
+        try:
+            number = int(word)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{word!r} is not {wanted}") from None
+        if number < least or (most is not None and number > most):
+            raise argparse.ArgumentTypeError(f"{word} is not {wanted}")
+        return number
+
+    return parsed
+
+
+def counts(words: str) -> list[int]:
+    """Whole numbers of at least 1, with commas between them."""
+    numbers = [count()(word) for word in words.split(",") if word]
+    if not numbers:
+        raise argparse.ArgumentTypeError("no number is given")
+    return numbers
+
+
+def positive(word: str) -> float:
+    """A number above 0."""
+    try:
+        number = float(word)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number above 0")
+    return number
+
+
+def names_of(known: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """A type for argparse: some of the known names, with commas between them."""
+
+    def parsed(words: str) -> list[str]:
+        names = [word for word in words.split(",") if word]
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
+            raise argparse.ArgumentTypeError(
+                f"{words!r} is not a list of some of {', '.join(known)}"
+            )
+        return names
+
+    return parsed
+
+
+if __name__ == "__main__":
+    print(f"{__doc__}\nNot a program of its own: the scripts import it.")
