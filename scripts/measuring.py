@@ -240,6 +240,4 @@ def largest_difference(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -
 
 
 if __name__ == "__main__":
-    print(
-        f"{__doc__}\nNot a program of its own: bench_models.py and compare_depths.py import it."
-    )
+    print(f"{__doc__}\nNot a program of its own: the benchmarks import it.")

@@ -57,20 +57,28 @@ def test_first_example_saves_what_the_readme_prints(
     found = dict(re.findall(pattern, output.stdout, re.M))
     assert told.keys() == found.keys() == {"stock", "memory"}
     for name, peak in found.items():
-        # Two-sided, in the unit of the example: an activation of 2 MiB, four of them.
-        assert abs(int(peak) - int(told[name])) <= 4 * 2.1, name
+        # Two-sided, in the unit of the example: two activations of 2 MiB. The chunks
+        # that the allocator hands out differ by that much from run to run.
+        assert abs(int(peak) - int(told[name])) <= 2 * 2.1, name
+
+
+def figures(line: str) -> list[float]:
+    """The numbers of a line of a plan, without those in names of ops and files."""
+    return [float(number) for number in re.findall(r"(?<![\w.:/])\d+\.?\d*\b", line)]
 
 
 def test_plan_looks_as_printed_in_the_readme(output: subprocess.CompletedProcess):
-    printed = [text for text in blocks("text") if text.startswith("Checkpoints:")]
-    assert len(printed) == 1
-    # The words that a line starts with; names and figures change with the planner.
-    heads = re.findall(
-        r"^ {0,2}([A-Z][a-z ]+:|[a-z ]+?)(?= {2,}|$| \w)", *printed, re.M
-    )
-    assert "Largest kept tensors:" in heads
-    for head in heads:
-        assert head in output.stdout, head
+    (printed,) = (text for text in blocks("text") if text.startswith("Checkpoints:"))
+    start = output.stdout.index("Checkpoints:")
+    lines = printed.splitlines()
+    found = output.stdout[start:].splitlines()[: len(lines)]
+    for told, line in zip(lines, found, strict=True):
+        words = r"^ *[A-Z]?[a-z ]+"  # names of ops change with the planner
+        if re.match(words, told):
+            assert re.match(words, line), line
+        if "planning took" not in told:
+            assert figures(line) == pytest.approx(figures(told), rel=0.01), line
+    assert len(figures(lines[1])) == 3  # both peaks and their ratio
 
 
 def test_each_call_logs_one_line(output: subprocess.CompletedProcess):
