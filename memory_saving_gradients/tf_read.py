@@ -25,6 +25,9 @@ from memory_saving_gradients.tf_shapes import full_shapes
 
 __all__ = ["Reading", "read"]
 
+# Nothing is computed and nothing moved: not even read, by those that ask for a shape.
+_FREE_TYPES = op_types.ALIAS_TYPES | op_types.RESTING_TYPES | op_types.SHAPE_TYPES
+
 
 @dataclass
 class Reading:
@@ -167,7 +170,7 @@ class _Reader:
             {name: op.get_attr(name) for name in op_types.ATTRIBUTES.get(op.type, ())},
         )
         waits_for = (*op.control_inputs, *self._frames.get(id(op), ()))
-        free = op.type in op_types.ALIAS_TYPES or op.type in op_types.RESTING_TYPES
+        free = op.type in _FREE_TYPES
         return OpNode(
             id=number,
             name=op.name,

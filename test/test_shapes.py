@@ -258,7 +258,8 @@ def planned(model: Any, batch: int, known: bool, checkpoints: Any) -> msg.Plan:
 @pytest.mark.parametrize("mode", ["memory", "speed"])
 @pytest.mark.parametrize("model", [transformer, conv_net, mlp])
 def test_plan_for_any_batch_is_that_for_the_one_assumed(model: Any, mode: str) -> None:
-    batch = 16
+    # On a smaller batch the 12 bytes of a shape decide whether one of 1 kB is kept.
+    batch = 32
     any_batch = planned(model, batch, False, mode)
     known = planned(model, batch, True, mode)
     assert any_batch.recomputed
