@@ -186,7 +186,8 @@ def _named(
         else:
             idle[entry.name] = _why_idle(root, reading)
     listed = shortened(f"{name} ({why})" for name, why in idle.items())
-    if not kept:
+    # Where every gradient is None, as in stock, there is no backward pass to serve.
+    if not kept and reading.graph.results:
         given = (
             f"none of the {len(idle)} given can serve: {listed}"
             if len(idle) > 1

@@ -97,7 +97,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def _numbers(words: str) -> tuple[int, ...]:
-    return tuple(sorted(counts(words)))
+    """Sizes in ascending order; none at all leaves these networks out."""
+    return tuple(sorted(counts(words))) if words else ()
 
 
 def setting_of(options: argparse.Namespace) -> Setting:

@@ -410,7 +410,7 @@ def dense_connections(ws: Any, xs: Any) -> Any:
 
 def batch_norm(ws: Any, xs: Any) -> Any:
     y = tf.reshape(xs[0], [4, 2, 4, 2])
-    for w in ws:
+    for w in (*ws, *ws, *ws):
         y = tf.tanh(tf.sin(tf.exp(y)))
         y = tf.raw_ops.FusedBatchNormV3(
             x=y, scale=w[0, :2], offset=w[1, :2], mean=[0.0] * 2, variance=[1.0] * 2
