@@ -22,12 +22,14 @@ from memory_saving_gradients.errors import (
     VerificationUnavailableError,
 )
 from memory_saving_gradients.plan import Plan, last_plan
+from memory_saving_gradients.tape import GradientTape
 
 __version__ = "1.0.0"
 
 __all__ = [
     "CheckpointError",
     "EagerExecutionError",
+    "GradientTape",
     "IllegalGraphError",
     "MemorySavingGradientsError",
     "Plan",

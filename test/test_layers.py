@@ -39,7 +39,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("verify",),
     ("plan",),
     ("rewire",),
-    ("differentiate",),
+    ("autodiff",),
+    ("doors",),
+    ("differentiate", "tape"),
     ("report",),
     ("__init__",),
 )
