@@ -21,6 +21,13 @@ from memory_saving_gradients.errors import (
     UnsupportedTensorFlowError,
     VerificationUnavailableError,
 )
+from memory_saving_gradients.patching import (
+    Status,
+    disable,
+    enable,
+    enabled,
+    status,
+)
 from memory_saving_gradients.plan import Plan, last_plan
 from memory_saving_gradients.tape import GradientTape
 
@@ -33,13 +40,18 @@ __all__ = [
     "IllegalGraphError",
     "MemorySavingGradientsError",
     "Plan",
+    "Status",
     "UnknownCheckpointNameError",
     "UnsupportedTensorFlowError",
     "VerificationUnavailableError",
     "__version__",
+    "disable",
+    "enable",
+    "enabled",
     "gradients",
     "gradients_collection",
     "gradients_memory",
     "gradients_speed",
     "last_plan",
+    "status",
 ]

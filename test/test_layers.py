@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("schedule",),
     ("simulate", "sweep"),
     ("planners",),
-    ("tf_internals", "user_code"),
+    ("tf_internals", "user_code", "keras_models"),
     ("control_flow_v1",),
     ("tf_read",),
     ("selection",),
@@ -42,6 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("autodiff",),
     ("doors",),
     ("differentiate", "tape"),
+    ("patching",),
     ("report",),
     ("__init__",),
 )
