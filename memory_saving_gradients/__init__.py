@@ -21,6 +21,7 @@ from memory_saving_gradients.errors import (
     UnsupportedTensorFlowError,
     VerificationUnavailableError,
 )
+from memory_saving_gradients.keras import memory_saving
 from memory_saving_gradients.patching import (
     Status,
     disable,
@@ -53,5 +54,6 @@ __all__ = [
     "gradients_memory",
     "gradients_speed",
     "last_plan",
+    "memory_saving",
     "status",
 ]

@@ -48,33 +48,6 @@ INTERWOVEN = "the replicas' backward passes are interwoven (synchronised batch n
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How a gradient shall save memory.
-
-    Attributes:
-        checkpoints: What to keep, or how to find out once the graph is there.
-        unknown_dim: What an unknown dimension is taken to be while planning.
-        verify: Whether recomputed tensors are compared at run time.
-    """
-
-    checkpoints: Checkpoints | Callable[[tf.Graph], Checkpoints]
-    unknown_dim: int = UNKNOWN_DIM
-    verify: bool = False
-
-    def resolved(self, graph: tf.Graph) -> Checkpoints:
-        """What to keep in this very graph.
-
-        Raises:
-            CheckpointError: It depends on the graph, and the graph has nothing.
-        """
-        if isinstance(self.checkpoints, Collection):
-            return selection.collected(graph, self.checkpoints)
-        if callable(self.checkpoints):
-            return self.checkpoints(graph)
-        return self.checkpoints
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What became of one gradient.
 
@@ -89,6 +62,35 @@ class Outcome:
     rewiring: Rewiring | None
     plan: Plan | None
     reason: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a gradient shall save memory.
+
+    Attributes:
+        checkpoints: What to keep, or how to find out once the graph is there.
+        unknown_dim: What an unknown dimension is taken to be while planning.
+        verify: Whether recomputed tensors are compared at run time.
+        done: Told what became of each gradient.
+    """
+
+    checkpoints: Checkpoints | Callable[[tf.Graph], Checkpoints]
+    unknown_dim: int = UNKNOWN_DIM
+    verify: bool = False
+    done: Callable[[Outcome], None] | None = None
+
+    def resolved(self, graph: tf.Graph) -> Checkpoints:
+        """What to keep in this very graph.
+
+        Raises:
+            CheckpointError: It depends on the graph, and the graph has nothing.
+        """
+        if isinstance(self.checkpoints, Collection):
+            return selection.collected(graph, self.checkpoints)
+        if callable(self.checkpoints):
+            return self.checkpoints(graph)
+        return self.checkpoints
 
 
 def parse_setting(

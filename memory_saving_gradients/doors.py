@@ -206,6 +206,8 @@ def handle(
             _counts.rewired[route] += 1
         else:
             _counts.stock[outcome.reason] += 1
+    if setting.done is not None:
+        setting.done(outcome)
     return outcome
 
 

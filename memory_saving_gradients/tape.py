@@ -9,13 +9,19 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from memory_saving_gradients import doors, tf_internals
-from memory_saving_gradients.autodiff import UNKNOWN_DIM, Setting, parse_setting
-from memory_saving_gradients.plan import Plan, last_plan
+from memory_saving_gradients.autodiff import (
+    UNKNOWN_DIM,
+    Outcome,
+    Setting,
+    parse_setting,
+)
+from memory_saving_gradients.plan import Plan
 
 __all__ = ["GradientTape"]
 
@@ -68,10 +74,10 @@ class GradientTape(tf_internals.StockTape):
         unknown_dim: int = UNKNOWN_DIM,
         verify: bool = False,
     ) -> None:
+        self._newest_plan: Plan | None = None
         self._setting: Setting | None = parse_setting(
             checkpoints, unknown_dim, verify, where="GradientTape"
         )
-        self._newest_plan: Plan | None = None
         super().__init__(persistent, watch_accessed_variables)
 
     @property
@@ -107,14 +113,12 @@ class GradientTape(tf_internals.StockTape):
         """
         if tf.executing_eagerly() and self._setting is not None:
             _warn_once()
-        before = last_plan()
-        with doors.use(self._setting):
-            found = super().gradient(
+        # Made for each call: held on to, it would keep a dropped tape alive.
+        setting = self._setting and replace(self._setting, done=self._note)
+        with doors.use(setting):
+            return super().gradient(
                 target, sources, output_gradients, unconnected_gradients
             )
-        if last_plan() is not before:
-            self._newest_plan = last_plan()
-        return found
 
     @_unconverted
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,6 +131,9 @@ class GradientTape(tf_internals.StockTape):
         """As in `tf.GradientTape`, in as much memory: a loop has little to hold."""
         with self._as_stock():
             return super().batch_jacobian(*args, **kwargs)
+
+    def _note(self, outcome: Outcome) -> None:
+        self._newest_plan = outcome.plan
 
     @contextmanager
     def _as_stock(self) -> Iterator[None]:

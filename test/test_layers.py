@@ -42,7 +42,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("autodiff",),
     ("doors",),
     ("differentiate", "tape"),
-    ("patching",),
+    ("patching", "keras_layers"),
+    ("keras",),
     ("report",),
     ("__init__",),
 )
