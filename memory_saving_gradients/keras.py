@@ -60,6 +60,7 @@ _wishes: weakref.WeakKeyDictionary[Any, _Wish] = weakref.WeakKeyDictionary()
 _cloning: dict[str, list[Funnel]] = {}
 
 
+@tf.autograph.experimental.do_not_convert
 def memory_saving(
     model: Any, checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM
 ) -> Any:

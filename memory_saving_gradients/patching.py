@@ -39,6 +39,7 @@ _door = doors.Door()
 _retraced: list[str] = []
 
 
+@tf.autograph.experimental.do_not_convert
 def enable(checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM) -> None:
     """Makes every gradient of the process save memory, until `disable()`.
 
@@ -73,6 +74,7 @@ def enable(checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM) -> No
     _set_permanent(parse_setting(checkpoints, unknown_dim, where="enable"))
 
 
+@tf.autograph.experimental.do_not_convert
 def disable() -> None:
     """Ends what `enable()` began; TensorFlow's own functions are back in their place.
 
@@ -81,6 +83,7 @@ def disable() -> None:
     _set_permanent(None)
 
 
+@tf.autograph.experimental.do_not_convert
 @contextmanager
 def enabled(
     checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM
@@ -208,6 +211,7 @@ class Status:
         return "\n".join(lines)
 
 
+@tf.autograph.experimental.do_not_convert
 def status() -> Status:
     """Says which routes save memory now, and why something has no effect.
 

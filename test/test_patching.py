@@ -287,6 +287,23 @@ def test_blocks_nest() -> None:
     assert not msg.status().active
 
 
+def test_a_block_inside_a_traced_function() -> None:
+    w = tf.Variable(fixed(8, 8))
+
+    @tf.function
+    def step(x: tf.Tensor) -> Any:
+        with msg.enabled("speed"):
+            with tf.GradientTape() as tape:
+                y = tf.tanh(tf.nn.softplus(tf.tanh(tf.nn.softplus(x @ w) @ w) @ w))
+            first = tape.gradient(y, w)
+        with tf.GradientTape() as tape:
+            y = tf.tanh(tf.nn.softplus(x @ w))
+        return [first, tape.gradient(y, w)]
+
+    step(tf.constant(fixed(4, 8)))
+    assert rewired() + sum(doors.counts().stock.values()) == 1
+
+
 def test_the_way_back_after_an_exception() -> None:
     before = imperative_grad.imperative_grad
     with pytest.raises(ZeroDivisionError), msg.enabled(), msg.enabled("speed"):
