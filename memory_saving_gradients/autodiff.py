@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import fences, selection, tf_internals
+from memory_saving_gradients import fences, replicas, selection, tf_internals
 from memory_saving_gradients.checkpoints import Checkpoints, Collection, parse
 from memory_saving_gradients.plan import Plan, last_plan
 from memory_saving_gradients.planners import PLANNERS
@@ -42,9 +42,6 @@ UNKNOWN_DIM = 64
 # that differentiates through a gradient must find the edges as autodiff made them. (Not
 # a `WeakKeyDictionary`: its values would keep the graph alive.)
 _REWIRED = "_memory_saving_gradients_rewired"
-
-INTERWOVEN = "the replicas' backward passes are interwoven (synchronised batch norm)"
-"""Why a gradient stays stock if another thread's ops stand in the middle of it."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +146,7 @@ def save_memory(
         with tf_internals.ops_of_this_thread(graph) as created:
             seeds = _seeds(targets, given, graph, all_or_none)
             stock = list(differentiate(seeds))
-        if _interwoven(graph.get_operations()[before:], created):
-            return Outcome(stock, None, None, INTERWOVEN)
+        foreign = replicas.in_the_midst(graph.get_operations()[before:], created)
         own = set(map(id, created))
         starts = [
             seed
@@ -158,7 +154,7 @@ def save_memory(
             if hasattr(seed, "op") and id(seed.op) in own
         ]
         gradients, rewiring = rewire(
-            StockGradient(graph, targets, starts, stock, created),
+            StockGradient(graph, targets, starts, stock, created, foreign),
             checkpoints,
             unknown_dim=setting.unknown_dim,
             verify=setting.verify,
@@ -252,23 +248,3 @@ def _seeds(
 
 def _is_numeric(dtype: tf.DType) -> bool:
     return dtype not in (tf.resource, tf.variant, tf.string)
-
-
-def _interwoven(new: Sequence[tf.Operation], mine: Sequence[tf.Operation]) -> bool:
-    """Whether an op of mine depends on somebody else's that depends on one of mine.
-
-    Then the new ops are not a backward pass behind a forward pass.
-    """
-    if len(new) == len(mine):
-        return False
-    own = set(map(id, mine))
-    between: set[int] = set()
-    for op in new:
-        before = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-        behind_others = any(id(other) in between for other in before)
-        if id(op) not in own:
-            if behind_others or any(id(other) in own for other in before):
-                between.add(id(op))
-        elif behind_others:
-            return True
-    return False

@@ -52,6 +52,8 @@ class StockGradient:
         seeds: The gradients that backpropagation starts from.
         gradients: What autodiff returned.
         created: The ops that it created, in order of creation.
+        foreign: Ops that other threads created meanwhile in the midst of these: read,
+            but never changed.
     """
 
     graph: tf.Graph
@@ -59,6 +61,7 @@ class StockGradient:
     seeds: Sequence[Any]
     gradients: Sequence[Any]
     created: Sequence[tf.Operation]
+    foreign: Sequence[tf.Operation] = ()
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ def rewire(
         [part for part in results if part is not None],
         seeds,
         unknown_dim=unknown_dim,
+        foreign=built.foreign,
     )
     seed_ops = {id(seed.op) for seed in seeds}
     starts = {n for n, op in enumerate(reading.ops) if id(op) in seed_ops}

@@ -7,12 +7,18 @@ shares a buffer and what takes none. Names are never asked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 from toposort import toposort_flatten
 
-from memory_saving_gradients import control_flow_v1, cost, op_types, tf_internals
+from memory_saving_gradients import (
+    control_flow_v1,
+    cost,
+    op_types,
+    replicas,
+    tf_internals,
+)
 from memory_saving_gradients.graph import (
     OpNode,
     Pin,
@@ -33,12 +39,14 @@ class Reading:
         ops: For each op id the `tf.Operation`.
         tensors: For each tensor id the `tf.Tensor`.
         unknown_dim: The assumption for unknown dimensions that sizes rest on.
+        foreign: The `id`s of backward ops that are not this thread's to change.
     """
 
     graph: TrainingGraph
     ops: list[tf.Operation]
     tensors: list[tf.Tensor]
     unknown_dim: int
+    foreign: frozenset[int] = frozenset()
     _ids: dict[int, int] = field(default_factory=dict, repr=False)
 
     def draws(self) -> frozenset[int]:
@@ -71,6 +79,7 @@ def read(
     seeds: Sequence[tf.Tensor] = (),
     *,
     unknown_dim: int,
+    foreign: Sequence[tf.Operation] = (),
 ) -> Reading:
     """Reads what one call of `gradients()` differentiated and what it made.
 
@@ -81,22 +90,26 @@ def read(
         seeds: Gradients that backpropagation starts from. Their ops are steps that
             others can wait for, even those that only hand a gradient of the user's on.
         unknown_dim: What an unknown dimension is taken to be.
+        foreign: Ops of other threads in the midst of the created ones. They count as
+            backward ops to which no order may be given, and what they read is pinned.
 
     Returns:
         The training graph: the created ops that will run, and every op that a target
         or one of these depends on.
     """
-    created = _used(created, results)
-    forward = _in_order(_ancestors(created, targets))
-    ops = [*forward, *_in_order(created)]
+    backward = _used([*created, *foreign], results)
+    forward = _in_order(_ancestors(backward, targets))
+    ops = [*forward, *_in_order(backward)]
     op_ids = {id(op): number for number, op in enumerate(ops)}
     tensors = [tensor for op in ops for tensor in op.outputs]
     ids = {id(tensor): number for number, tensor in enumerate(tensors)}
     sizes, shapes, assumed = _sizes(tensors, unknown_dim)
+    sizes = replicas.sizes_here(sizes, tensors, created) if foreign else sizes
 
     starts = set(map(id, seeds))
+    pinned = replicas.makers_of_what_is_read(foreign)
     frames = control_flow_v1.frames(ops)
-    unorderable = control_flow_v1.unorderable(ops, frames)
+    unorderable = control_flow_v1.unorderable(ops, frames).union(map(id, foreign))
     nodes: list[OpNode] = []
     tensor_nodes: list[TensorNode] = []
     for number, op in enumerate(ops):
@@ -114,6 +127,8 @@ def read(
             [*op.control_inputs, *frames.get(id(op), ())],
             id(op) not in unorderable,
         )
+        if id(op) in pinned and node.pin is None:
+            node = replace(node, pin=Pin.FOREIGN)
         nodes.append(node)
         for index, output in enumerate(node.outputs):
             storage, source = _storage(node, index)
@@ -132,7 +147,7 @@ def read(
         tuple(ids[id(t)] for t in results if id(t) in ids),
         tuple(assumed),
     )
-    return Reading(graph, ops, tensors, unknown_dim, ids)
+    return Reading(graph, ops, tensors, unknown_dim, frozenset(map(id, foreign)), ids)
 
 
 def _used(

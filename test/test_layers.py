@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("simulate", "sweep"),
     ("planners",),
     ("tf_internals", "user_code", "keras_models"),
-    ("control_flow_v1",),
+    ("control_flow_v1", "replicas"),
     ("tf_read",),
     ("selection",),
     ("fences",),
