@@ -102,6 +102,19 @@ def test_a_persistent_tape_differentiates_twice() -> None:
     check(build)
 
 
+def test_a_persistent_tape_differentiates_in_its_own_context() -> None:
+    ws = variables()
+
+    def build(tape: Any, x: tf.Tensor) -> Any:
+        with tape(persistent=True) as recording:
+            recording.watch(x)
+            loss = tf.reduce_sum(chain(x, ws))
+            length = tf.reduce_sum(recording.gradient(loss, x) ** 2)
+        return [recording.gradient(length, ws), recording.gradient(loss, x)]
+
+    check(build)
+
+
 def test_structures_and_nones() -> None:
     ws = variables()
 
@@ -220,6 +233,24 @@ def test_a_tape_of_the_users_own() -> None:
 
     stock, new = found(build, tf.GradientTape), found(build, Halving)
     assert_same_bits(stock, [g * 2.0 for g in new])
+
+
+def test_in_the_place_of_tensorflows_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras
+
+    def trained() -> Any:
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(8, "softplus") for _ in range(8)]
+        model = keras.Sequential([keras.Input([8]), *layers])
+        model.compile("sgd", "mse", jit_compile=False)
+        model.fit(fixed(8, 8), fixed(8, 8, seed=1), verbose=0)
+        return model.get_weights()
+
+    stock, before = trained(), msg.last_plan()
+    monkeypatch.setattr(tf, "GradientTape", msg.GradientTape)
+    assert_same_bits(stock, trained())
+    assert msg.last_plan() is not before
+    assert msg.last_plan().recomputed
 
 
 # -- second order ----------------------------------------------------------------------
