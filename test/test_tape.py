@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from saving_helpers import dense_layers, weights_of
-from tf_helpers import assert_close, assert_same_bits, copies_in, fixed, run
+from tape_helpers import chain, check, found, variables
+from tf_helpers import assert_same_bits, copies_in, fixed, run
 
 import mem_util
 import memory_saving_gradients as msg
@@ -19,47 +19,6 @@ from memory_saving_gradients import tape as tape_module
 v1 = tf.compat.v1
 
 pytestmark = pytest.mark.usefixtures("no_meta_optimizer")
-
-Build = Callable[[Any, tf.Tensor], Any]
-
-
-def chain(y: tf.Tensor, ws: Any) -> tf.Tensor:
-    for w in ws:
-        y = tf.tanh(tf.nn.softplus(y @ w) - 0.3 * y)
-    return y
-
-
-def variables(count: int = 6) -> list[tf.Variable]:
-    return [tf.Variable(fixed(8, 8, seed=i)) for i in range(count)]
-
-
-def found(build: Build, tape: Any, jit: bool = False) -> list[Any]:
-    """What `build` returns in a `tf.function`, as a flat list."""
-
-    @tf.function(autograph=False, jit_compile=jit)
-    def step(x: tf.Tensor) -> Any:
-        return build(tape, x)
-
-    return tf.nest.flatten(step(tf.constant(fixed(4, 8))))
-
-
-def check(build: Build, recomputes: bool = True, jit: bool = False) -> None:
-    """Asserts that both tapes give the same bits (under XLA, the same numbers)."""
-    stock = found(build, tf.GradientTape, jit)
-    plans: list[msg.Plan | None] = []
-
-    class Noting(msg.GradientTape):
-        def gradient(self, *args: Any, **kwargs: Any) -> Any:
-            result = super().gradient(*args, **kwargs)
-            plans.append(self.plan)
-            return result
-
-    new = found(build, Noting, jit)
-    assert any(plan and plan.recomputed for plan in plans) == recomputes
-    if jit:
-        assert_close(stock, found(build, tf.GradientTape, jit), new)
-    else:
-        assert_same_bits(stock, new)
 
 
 @pytest.mark.parametrize("jit", [False, True])
@@ -251,119 +210,6 @@ def test_in_the_place_of_tensorflows_own(monkeypatch: pytest.MonkeyPatch) -> Non
     assert_same_bits(stock, trained())
     assert msg.last_plan() is not before
     assert msg.last_plan().recomputed
-
-
-# -- second order ----------------------------------------------------------------------
-
-TAPES = {"stock": tf.GradientTape, "ours": msg.GradientTape}
-
-
-def penalty(inner: Any, outer: Any, ws: Any, x: tf.Tensor) -> Any:
-    with outer() as outside:
-        with inner() as inside:
-            inside.watch(x)
-            energy = tf.reduce_sum(chain(x, ws))
-        of_x = inside.gradient(energy, x)
-        loss = tf.reduce_mean((tf.norm(of_x, axis=1) - 1) ** 2)
-    return outside.gradient(loss, ws)
-
-
-@pytest.mark.parametrize(
-    ("inner", "outer"), [("ours", "stock"), ("stock", "ours"), ("ours", "ours")]
-)
-@pytest.mark.parametrize("jit", [False, True])
-def test_second_order(inner: str, outer: str, jit: bool) -> None:
-    ws = variables()
-
-    def build(pair: Any, x: tf.Tensor) -> Any:
-        return penalty(TAPES[pair[0]], TAPES[pair[1]], ws, x)
-
-    stock = found(build, ("stock", "stock"), jit)
-    new = found(build, (inner, outer), jit)
-    assert msg.last_plan().recomputed
-    if jit:
-        assert_close(stock, stock, new)
-    else:
-        assert_same_bits(stock, new)
-
-
-@pytest.mark.parametrize("outer", ["stock", "ours"])
-def test_symbolic_gradients_through_a_tapes_gradient(outer: str) -> None:
-    ws = variables()
-
-    def build(tape: Any, x: tf.Tensor) -> Any:
-        read = [tf.identity(w) * 1.0 for w in ws]
-        with tape() as recording:
-            recording.watch(x)
-            energy = tf.reduce_sum(chain(x, read))
-        loss = tf.reduce_sum(recording.gradient(energy, x) ** 2)
-        if tape is tf.GradientTape or outer == "stock":
-            return tf.gradients(loss, [*ws, *read])
-        return msg.gradients(loss, [*ws, *read], checkpoints="memory")
-
-    stock = found(build, tf.GradientTape)
-    assert_close(stock, stock, found(build, msg.GradientTape))
-
-
-@pytest.mark.parametrize("where", ["function", "loop", "branch"])
-def test_a_body_with_a_rewired_gradient_is_differentiated(where: str) -> None:
-    """The body's edges are those of autodiff while the op around it is."""
-    ws = variables()
-
-    def build(tape: Any, x: tf.Tensor) -> Any:
-        def force(x: tf.Tensor) -> tf.Tensor:
-            with tape() as recording:
-                recording.watch(x)
-                # Read here, where the copies bypass what is read.
-                energy = tf.reduce_sum(chain(x, [w * 1.0 for w in ws]))
-            return recording.gradient(energy, x)
-
-        with tf.GradientTape() as outside:
-            if where == "function":
-                y = tf.function(force, autograph=False)(x)
-            elif where == "branch":
-                y = tf.cond(tf.reduce_sum(x) < 1e9, lambda: force(x), lambda: x)
-            else:
-                (y,) = tf.while_loop(
-                    lambda _: True,
-                    lambda y: (force(y),),
-                    (x,),
-                    maximum_iterations=3,
-                )
-            loss = tf.reduce_sum(y**2)
-        return outside.gradient(loss, ws)
-
-    check(build)
-
-
-def test_forward_over_reverse() -> None:
-    ws = variables()
-
-    def build(tape: Any, x: tf.Tensor) -> Any:
-        with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
-            with tape() as recording:
-                recording.watch(x)
-                loss = tf.reduce_sum(chain(x, ws))
-            of_x = recording.gradient(loss, x)
-        return accumulator.jvp(of_x)
-
-    check(build)
-
-
-@pytest.mark.parametrize("pfor", [True, False])
-@pytest.mark.parametrize("kind", ["jacobian", "batch_jacobian"])
-def test_jacobians_are_stocks(kind: str, pfor: bool) -> None:
-    ws = variables(3)
-
-    def build(tape: Any, x: tf.Tensor) -> Any:
-        with tape(persistent=True) as recording:
-            recording.watch(x)
-            y = chain(x, ws)
-        take = getattr(recording, kind)
-        first = take(y, x, experimental_use_pfor=pfor)
-        return [first, recording.gradient(y, ws)]
-
-    check(build)
 
 
 # -- where gradients are taken ---------------------------------------------------------
