@@ -268,6 +268,23 @@ def test_enable_and_disable() -> None:
     msg.disable()
 
 
+def test_second_order_of_stock_is_right_after_disabling() -> None:
+    def found(enabled: bool) -> Any:
+        with tf.Graph().as_default():
+            x = tf.constant(fixed(4, 8))
+            # What the copies bypass: a derivative through these would miss paths.
+            reads = [tf.constant(fixed(8, 8, seed=i)) * 1.0 for i in range(6)]
+            if enabled:
+                msg.enable()
+            (first,) = tf.gradients(chain(x, reads), x)
+            msg.disable()
+            return run(tf.gradients(tf.reduce_sum(first**2), [x, *reads]))
+
+    stock, new = found(False), found(True)
+    assert rewired() == 1
+    assert_close(stock, stock, new)
+
+
 def strategy() -> str:
     tape_route()
     plan = msg.last_plan()
