@@ -21,23 +21,39 @@ from memory_saving_gradients.errors import (
     UnsupportedTensorFlowError,
     VerificationUnavailableError,
 )
+from memory_saving_gradients.keras import memory_saving
+from memory_saving_gradients.patching import (
+    Status,
+    disable,
+    enable,
+    enabled,
+    status,
+)
 from memory_saving_gradients.plan import Plan, last_plan
+from memory_saving_gradients.tape import GradientTape
 
 __version__ = "1.0.0"
 
 __all__ = [
     "CheckpointError",
     "EagerExecutionError",
+    "GradientTape",
     "IllegalGraphError",
     "MemorySavingGradientsError",
     "Plan",
+    "Status",
     "UnknownCheckpointNameError",
     "UnsupportedTensorFlowError",
     "VerificationUnavailableError",
     "__version__",
+    "disable",
+    "enable",
+    "enabled",
     "gradients",
     "gradients_collection",
     "gradients_memory",
     "gradients_speed",
     "last_plan",
+    "memory_saving",
+    "status",
 ]

@@ -1,43 +1,34 @@
 """The drop-in `gradients()` family: from a stock gradient to a rewired one.
 
-The stock autodiff builds the backward graph, from a seed of ours that waits for the
-last forward ops that the backward pass needs; then `rewire` takes over. Numbers are
-those of the stock call: nothing is differentiated here.
+What `tf.gradients` would do is done by the very function behind it; `doors` and
+`autodiff` see to the rest, as they do for tapes.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import fences, selection, tf_internals
-from memory_saving_gradients.checkpoints import Collection, parse
+from memory_saving_gradients import doors, tf_internals
+from memory_saving_gradients.autodiff import (
+    UNKNOWN_DIM,
+    as_autodiff_made_it,
+    as_list,
+    parse_setting,
+)
 from memory_saving_gradients.errors import EagerExecutionError
 from memory_saving_gradients.plan import forget
-from memory_saving_gradients.planners import PLANNERS
-from memory_saving_gradients.rewire import StockGradient, rewire
-from memory_saving_gradients.verify import require_assertions
+from memory_saving_gradients.selection import plain_variable
 
 __all__ = [
-    "UNKNOWN_DIM",
     "gradients",
     "gradients_collection",
     "gradients_memory",
     "gradients_speed",
 ]
-
-UNKNOWN_DIM = 64
-"""What an unknown dimension is taken to be while planning, unless the caller says."""
-
-# The attribute of a graph that lists what earlier calls redirected in it: a later call
-# that differentiates through a gradient must find the edges as autodiff made them. (Not
-# a `WeakKeyDictionary`: its values would keep the graph alive.)
-_REWIRED = "_memory_saving_gradients_rewired"
 
 
 @tf.autograph.experimental.do_not_convert
@@ -118,23 +109,17 @@ def gradients(
             "eagerly, where there is none. Call it inside a `tf.function` (the loss "
             "must be computed in it, too) or in a `tf.compat.v1.Graph`."
         )
-    parsed = parse(checkpoints, PLANNERS)
+    setting = parse_setting(checkpoints, unknown_dim, verify, where="gradients")
     graph = tf.compat.v1.get_default_graph()
-    _check_unknown_dim(unknown_dim)
-    if verify:
-        require_assertions(graph)
-    if isinstance(parsed, Collection):
-        parsed = selection.collected(graph, parsed)
     if colocate_gradients_with_ops is None:
         colocate_gradients_with_ops = tf_internals.builds_function(graph)
-    targets = _as_list(ys)
-    with tf_internals.mutation_lock(graph):
-        before = len(graph.get_operations())
-        seeds = _seeds(targets, grad_ys, graph)
-        with _as_autodiff_made_it(targets):
-            stock = tf_internals.gradients_helper(
+    targets = as_list(ys)
+
+    def stock(seeds: list[Any]) -> list[Any]:
+        with as_autodiff_made_it(graph, targets):
+            return tf_internals.gradients_helper(
                 targets,
-                [selection.plain_variable(x) for x in _as_list(xs)],
+                [plain_variable(x) for x in as_list(xs)],
                 seeds,
                 name=name,
                 colocate_gradients_with_ops=colocate_gradients_with_ops,
@@ -143,16 +128,8 @@ def gradients(
                 stop_gradients=stop_gradients,
                 unconnected_gradients=unconnected_gradients,
             )
-        built = StockGradient(
-            graph, targets, seeds, stock, graph.get_operations()[before:]
-        )
-        gradients, rewiring = rewire(
-            built, parsed, unknown_dim=unknown_dim, verify=verify
-        )
-        if rewiring is not None:
-            tf_internals.guard_gradients_helper(_as_autodiff_made_it)
-            setattr(graph, _REWIRED, [*getattr(graph, _REWIRED, ()), rewiring])
-        return gradients
+
+    return doors.handle(setting, targets, grad_ys, stock, "gradients").gradients
 
 
 def _member(mode: str) -> Any:
@@ -207,84 +184,3 @@ def _member(mode: str) -> Any:
 gradients_memory = _member("memory")
 gradients_speed = _member("speed")
 gradients_collection = _member("collection")
-
-
-# -- before and around the stock call ------------------------------------------------
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _check_unknown_dim(value: Any) -> None:
-    where = "`memory_saving_gradients.gradients`: `unknown_dim` must be"
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{where} an int, but got {value!r}.")
-    if value < 1:
-        raise ValueError(
-            f"{where} at least 1, but got {value}. Give the batch size that will come."
-        )
-
-
-def _seeds(targets: list[Any], grad_ys: Any, graph: tf.Graph) -> list[Any]:
-    """The gradients that backpropagation starts from, as ops of our own.
-
-    So the backward ops that depend on a gradient are the seeds' descendants, and
-    holding back the seeds holds back them all. What is not a plain tensor, or has no
-    default gradient, is left to stock (and to its errors).
-    """
-    given = [None] * len(targets) if grad_ys is None else _as_list(grad_ys)
-    here = [y for y in targets if getattr(y, "graph", None) is graph]
-    seeds: list[Any] = list(given)
-    if len(given) != len(targets):
-        return seeds
-    with tf.name_scope("recompute/seed"):
-        for index, (y, gradient) in enumerate(zip(targets, given, strict=True)):
-            if not hasattr(y, "op") or not isinstance(y, tf.Tensor):
-                continue
-            if not y.dtype.is_floating:
-                continue
-            if gradient is None:
-                seed = tf.ones(tf.shape(y), y.dtype)
-            elif isinstance(gradient, tf.IndexedSlices):
-                continue
-            else:
-                seed = tf.identity(gradient)
-            if tf_internals.in_xla(graph) and seed.dtype == y.dtype:
-                seed = fences.tied_seed(here, seed)
-            seeds[index] = seed
-    return seeds
-
-
-@contextmanager
-def _as_autodiff_made_it(ys: Any) -> Iterator[None]:
-    """Undoes, for the moment, what earlier calls redirected upstream of `ys`.
-
-    Autodiff through a rewired edge would follow the copy and miss the paths that the
-    original has: silently wrong gradients of gradients.
-    """
-    graph = tf.compat.v1.get_default_graph()
-    edges = [edge for done in getattr(graph, _REWIRED, ()) for edge in done.edges]
-    if edges:
-        upstream = _upstream(_as_list(ys))
-        edges = [edge for edge in edges if id(edge[0]) in upstream]
-    redirected = [op.inputs[index] for op, index, _ in edges]
-    for op, index, original in edges:
-        tf_internals.update_input(op, index, original)
-    try:
-        yield
-    finally:
-        for (op, index, _), copy in zip(edges, redirected, strict=True):
-            tf_internals.update_input(op, index, copy)
-
-
-def _upstream(targets: list[Any]) -> set[int]:
-    """The identities of all ops that the targets depend on."""
-    stack = [y.op for y in targets if isinstance(y, tf.Tensor) and hasattr(y, "op")]
-    found: set[int] = set()
-    while stack:
-        op = stack.pop()
-        if id(op) not in found:
-            found.add(id(op))
-            stack.extend(tensor.op for tensor in op.inputs)
-    return found

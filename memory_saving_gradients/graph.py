@@ -42,6 +42,7 @@ class Pin(enum.Enum):
     PLACEHOLDER = "its value comes from the caller"
     METADATA = "shapes are cheap to hold"
     CALL = "it calls a function"
+    FOREIGN = "another replica's backward pass reads it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class StockGradient:
         seeds: The gradients that backpropagation starts from.
         gradients: What autodiff returned.
         created: The ops that it created, in order of creation.
+        foreign: Ops that other threads created meanwhile in the midst of these: read,
+            but never changed.
     """
 
     graph: tf.Graph
@@ -61,6 +63,7 @@ class StockGradient:
     seeds: Sequence[Any]
     gradients: Sequence[Any]
     created: Sequence[tf.Operation]
+    foreign: Sequence[tf.Operation] = ()
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,11 @@ def rewire(
     results = tf.nest.flatten(list(built.gradients), expand_composites=True)
     reading = read(
         built.created,
-        [y for y in built.targets if isinstance(y, tf.Tensor) and hasattr(y, "op")],
+        [y for y in built.targets if tf.is_symbolic_tensor(y)],
         [part for part in results if part is not None],
         seeds,
         unknown_dim=unknown_dim,
+        foreign=built.foreign,
     )
     seed_ops = {id(seed.op) for seed in seeds}
     starts = {n for n, op in enumerate(reading.ops) if id(op) in seed_ops}

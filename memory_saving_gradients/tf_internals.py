@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +20,10 @@ import tensorflow as tf
 from memory_saving_gradients.errors import UnsupportedTensorFlowError
 
 __all__ = [
+    "GRAPHS",
+    "TAPES",
+    "Funnel",
+    "StockTape",
     "add_control_input",
     "builds_function",
     "control_flow_context",
@@ -25,12 +31,13 @@ __all__ = [
     "creation_index",
     "creation_scope",
     "drop_control_inputs",
+    "gradients_arguments",
     "gradients_helper",
-    "guard_gradients_helper",
     "in_control_flow_v1",
     "in_xla",
     "is_stateful",
     "mutation_lock",
+    "ops_of_this_thread",
     "unique_name",
     "update_input",
 ]
@@ -55,32 +62,126 @@ def _bind(module: str, *attributes: str) -> Any:
 # call ourselves.
 gradients_helper = _bind("tensorflow.python.ops.gradients_util", "_GradientsHelper")
 
-_gradients_util: Any = importlib.import_module("tensorflow.python.ops.gradients_util")
+_gradients_signature = inspect.signature(gradients_helper)
 
 
-def guard_gradients_helper(
-    prepared: Callable[[Any], contextlib.AbstractContextManager[None]],
-) -> None:
-    """Makes stock gradients, too, find a graph as autodiff made it.
+def gradients_arguments(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call of `_GradientsHelper` by their names."""
+    return dict(_gradients_signature.bind(*args, **kwargs).arguments)
 
-    Differentiating through a rewired gradient follows the copies: a second derivative
-    by stock's `tf.gradients` would be silently wrong. The guard is set when the first
-    graph is rewired, and changes nothing for any other graph.
 
-    Args:
-        prepared: Given the `ys`, a context in which their graph may be differentiated.
+# The tape as TensorFlow made it: programs assign other classes to `tf.GradientTape`.
+StockTape = _bind("tensorflow.python.eager.backprop", "GradientTape")
+
+
+class Funnel:
+    """A private function that all its callers look up in its module at every call.
+
+    So a wrapper set there reaches everyone, also those who imported their symbol
+    (`from tensorflow import GradientTape`) long before.
     """
-    current = _gradients_util._GradientsHelper
-    if getattr(current, "guards_rewired_graphs", False):
-        return
 
-    @functools.wraps(current)
-    def guarded(ys: Any, *args: Any, **kwargs: Any) -> Any:
-        with prepared(ys):
-            return current(ys, *args, **kwargs)
+    def __init__(self, module: str, name: str, stock: Callable[..., Any]) -> None:
+        self._module = importlib.import_module(module)
+        self._name = name
+        self._stock = stock
+        self._door: Callable[..., Any] | None = None
+        self._before: Callable[..., Any] | None = None
 
-    vars(guarded)["guards_rewired_graphs"] = True
-    _gradients_util._GradientsHelper = guarded
+    def wrap(self, wrapper: Callable[..., Any]) -> None:
+        """Puts a wrapper there, called with the function before it and its arguments.
+
+        Does nothing if one of ours is there, be it under the wrapper of somebody else.
+        """
+        if self._door is not None and self._reaches():
+            return
+        before = getattr(self._module, self._name)
+
+        @functools.wraps(before)
+        def door(*args: Any, **kwargs: Any) -> Any:
+            return wrapper(before, *args, **kwargs)
+
+        self._before, self._door = before, door
+        setattr(self._module, self._name, door)
+
+    def unwrap(self) -> None:
+        """Puts back the very object that was there before.
+
+        If somebody has wrapped our wrapper, it stays under theirs and passes on.
+        """
+        if self._door is not None and self.is_open:
+            setattr(self._module, self._name, self._before)
+            self._door = self._before = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether our wrapper is what callers find."""
+        return getattr(self._module, self._name) is self._door
+
+    def _reaches(self) -> bool:
+        """Whether our wrapper is called: not if somebody put the stock function back.
+
+        What wraps ours may hide it; such a wrapper is taken to pass on.
+        """
+        found = getattr(self._module, self._name)
+        return found is not self._stock and found is not self._before
+
+
+# All that differentiates passes one of these two: tapes the first; `tf.gradients`,
+# TensorFlow 1's optimizers and the bodies of functions, loops and branches the second.
+TAPES = Funnel(
+    "tensorflow.python.eager.imperative_grad",
+    "imperative_grad",
+    _bind("tensorflow.python.eager.imperative_grad", "imperative_grad"),
+)
+GRAPHS = Funnel(
+    "tensorflow.python.ops.gradients_util", "_GradientsHelper", gradients_helper
+)
+
+# Every op of a graph passes this method when it is made.
+_CREATORS = "_memory_saving_gradients_creators"
+_creators_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def ops_of_this_thread(graph: tf.Graph) -> Iterator[list[tf.Operation]]:
+    """Collects the ops that this thread creates in `graph`, in order.
+
+    The replicas of `MirroredStrategy` build one graph, a thread each, and take turns in
+    the middle of a gradient: what is new in the graph need not be of this thread.
+    """
+    made: list[tf.Operation] = []
+    mine = threading.get_ident()
+    with _creators_lock:
+        lists = getattr(graph, _CREATORS, None)
+        if lists is None:
+            lists = {}
+            setattr(graph, _CREATORS, lists)
+            _watch_creations(graph, lists)
+        lists.setdefault(mine, []).append(made)
+    try:
+        yield made
+    finally:
+        with _creators_lock:
+            lists[mine] = [other for other in lists[mine] if other is not made]
+            if not lists[mine]:
+                del lists[mine]
+            if not lists:
+                delattr(graph, _CREATORS)
+                del graph._create_op_helper
+
+
+def _watch_creations(
+    graph: tf.Graph, lists: dict[int, list[list[tf.Operation]]]
+) -> None:
+    create = graph._create_op_helper
+
+    def create_and_note(op: tf.Operation, *args: Any, **kwargs: Any) -> None:
+        create(op, *args, **kwargs)
+        for made in lists.get(threading.get_ident(), ()):
+            made.append(op)
+
+    graph._create_op_helper = create_and_note
 
 
 # Says at trace time whether a graph is being built for XLA: `jit_compile=True` leaves

@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 from toposort import toposort_flatten
 
-from memory_saving_gradients import control_flow_v1, cost, op_types, tf_internals
+from memory_saving_gradients import (
+    control_flow_v1,
+    cost,
+    op_types,
+    replicas,
+    tf_internals,
+)
 from memory_saving_gradients.graph import (
     OpNode,
     Pin,
@@ -38,12 +44,14 @@ class Reading:
         ops: For each op id the `tf.Operation`.
         tensors: For each tensor id the `tf.Tensor`.
         unknown_dim: The assumption for unknown dimensions that sizes rest on.
+        foreign: The `id`s of backward ops that are not this thread's to change.
     """
 
     graph: TrainingGraph
     ops: list[tf.Operation]
     tensors: list[tf.Tensor]
     unknown_dim: int
+    foreign: frozenset[int] = frozenset()
     _ids: dict[int, int] = field(default_factory=dict, repr=False)
 
     def draws(self) -> frozenset[int]:
@@ -76,6 +84,7 @@ def read(
     seeds: Sequence[tf.Tensor] = (),
     *,
     unknown_dim: int,
+    foreign: Sequence[tf.Operation] = (),
 ) -> Reading:
     """Reads what one call of `gradients()` differentiated and what it made.
 
@@ -86,14 +95,16 @@ def read(
         seeds: Gradients that backpropagation starts from. Their ops are steps that
             others can wait for, even those that only hand a gradient of the user's on.
         unknown_dim: What an unknown dimension is taken to be.
+        foreign: Ops of other threads in the midst of the created ones. They count as
+            backward ops to which no order may be given, and what they read is pinned.
 
     Returns:
         The training graph: the created ops that will run, and every op that a target
         or one of these depends on.
     """
-    created = _used(created, results)
-    forward = _in_order(_ancestors(created, targets))
-    reader = _Reader(forward, _in_order(created), unknown_dim)
+    backward = _used([*created, *foreign], results)
+    forward = _in_order(_ancestors(backward, targets))
+    reader = _Reader(forward, _in_order(backward), unknown_dim, created, foreign)
     return reader.reading(targets, results, seeds)
 
 
@@ -105,6 +116,8 @@ class _Reader:
         forward: Sequence[tf.Operation],
         backward: Sequence[tf.Operation],
         unknown_dim: int,
+        created: Sequence[tf.Operation],
+        foreign: Sequence[tf.Operation],
     ) -> None:
         self._ops = [*forward, *backward]
         self._forward_count = len(forward)
@@ -117,8 +130,14 @@ class _Reader:
             math.prod(shape) * _item_bytes(tensor.dtype)
             for tensor, shape in zip(self._tensors, self._shapes, strict=True)
         ]
+        self._foreign = frozenset(map(id, foreign))
+        if foreign:
+            self._sizes = replicas.sizes_here(self._sizes, self._tensors, created)
+        self._pinned = replicas.makers_of_what_is_read(foreign)
         self._frames = control_flow_v1.frames(self._ops)
-        self._unorderable = control_flow_v1.unorderable(self._ops, self._frames)
+        self._unorderable = self._foreign.union(
+            control_flow_v1.unorderable(self._ops, self._frames)
+        )
 
     def reading(
         self,
@@ -150,7 +169,9 @@ class _Reader:
             tuple(self._ids[id(t)] for t in results if id(t) in self._ids),
             tuple(self._assumed),
         )
-        return Reading(graph, self._ops, self._tensors, self._unknown_dim, self._ids)
+        return Reading(
+            graph, self._ops, self._tensors, self._unknown_dim, self._foreign, self._ids
+        )
 
     def _op_node(self, op: tf.Operation, number: int) -> OpNode:
         created = number >= self._forward_count
@@ -188,7 +209,7 @@ class _Reader:
             if free or self._does_nothing(op.type, inputs, outputs)
             else cost.seconds(signature),
             heavy=cost.is_heavy(signature),
-            pin=_pin(op),
+            pin=_pin(op) or (Pin.FOREIGN if id(op) in self._pinned else None),
             in_place=op.type in op_types.IN_PLACE_TYPES,
             inexpensive=_is_inexpensive(op),
             metadata_only=op.type in op_types.SHAPE_TYPES

@@ -113,6 +113,8 @@ class _Writer:
         """Makes a backward op read copies where there are any."""
         node = self._reading.graph.ops[op]
         target = self._reading.ops[op]
+        if id(target) in self._reading.foreign:
+            return
         if node.metadata_only:
             tf_internals.drop_control_inputs(target)
             return

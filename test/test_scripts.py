@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -45,7 +46,12 @@ HELPERS = sorted(
 
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs a command that must succeed."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    # From any folder, also where the packages are not installed but stand here.
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done
 

@@ -1,0 +1,241 @@
+"""Around one call of TensorFlow's autodiff: seeds before it, rewiring after it.
+
+The stock autodiff builds the backward graph, from seeds of ours that wait for the last
+forward ops that the backward pass needs; then `rewire` takes over. Numbers are those of
+the stock call: nothing is differentiated here.
+
+Who calls, and through which of TensorFlow's functions, is the business of `doors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients import fences, replicas, selection, tf_internals
+from memory_saving_gradients.checkpoints import Checkpoints, Collection, parse
+from memory_saving_gradients.plan import Plan, last_plan
+from memory_saving_gradients.planners import PLANNERS
+from memory_saving_gradients.rewire import StockGradient, rewire
+from memory_saving_gradients.tf_write import Rewiring
+from memory_saving_gradients.verify import require_assertions
+
+__all__ = [
+    "UNKNOWN_DIM",
+    "Outcome",
+    "Setting",
+    "as_autodiff_made_it",
+    "as_list",
+    "parse_setting",
+    "save_memory",
+]
+
+UNKNOWN_DIM = 64
+"""What an unknown dimension is taken to be while planning, unless the caller says."""
+
+# The attribute of a graph that lists what earlier calls redirected in it: a later call
+# that differentiates through a gradient must find the edges as autodiff made them. (Not
+# a `WeakKeyDictionary`: its values would keep the graph alive.)
+_REWIRED = "_memory_saving_gradients_rewired"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one gradient.
+
+    Attributes:
+        gradients: What the caller gets.
+        rewiring: What was redirected, None if the graph is as stock made it.
+        plan: What was planned, None if it did not come to that.
+        reason: Why it stayed stock, or "".
+    """
+
+    gradients: list[Any]
+    rewiring: Rewiring | None
+    plan: Plan | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a gradient shall save memory.
+
+    Attributes:
+        checkpoints: What to keep, or how to find out once the graph is there.
+        unknown_dim: What an unknown dimension is taken to be while planning.
+        verify: Whether recomputed tensors are compared at run time.
+        done: Told what became of each gradient.
+    """
+
+    checkpoints: Checkpoints | Callable[[tf.Graph], Checkpoints]
+    unknown_dim: int = UNKNOWN_DIM
+    verify: bool = False
+    done: Callable[[Outcome], None] | None = None
+
+    def resolved(self, graph: tf.Graph) -> Checkpoints:
+        """What to keep in this very graph.
+
+        Raises:
+            CheckpointError: It depends on the graph, and the graph has nothing.
+        """
+        if isinstance(self.checkpoints, Collection):
+            return selection.collected(graph, self.checkpoints)
+        if callable(self.checkpoints):
+            return self.checkpoints(graph)
+        return self.checkpoints
+
+
+def parse_setting(
+    checkpoints: Any, unknown_dim: Any, verify: bool = False, *, where: str
+) -> Setting:
+    """Checks the user's arguments.
+
+    Args:
+        checkpoints: As in `gradients`.
+        unknown_dim: As in `gradients`.
+        verify: As in `gradients`.
+        where: The public function that got them, for messages.
+
+    Raises:
+        CheckpointError: `checkpoints` is nothing that it may be.
+        TypeError, ValueError: `unknown_dim` is no positive int.
+    """
+    start = f"`memory_saving_gradients.{where}`: `unknown_dim` must be"
+    if isinstance(unknown_dim, bool) or not isinstance(unknown_dim, int):
+        raise TypeError(f"{start} an int, but got {unknown_dim!r}.")
+    if unknown_dim < 1:
+        raise ValueError(
+            f"{start} at least 1, but got {unknown_dim}. Give the batch size that will "
+            "come."
+        )
+    return Setting(parse(checkpoints, PLANNERS), unknown_dim, verify)
+
+
+def save_memory(
+    setting: Setting,
+    targets: Sequence[Any],
+    given: Any,
+    differentiate: Callable[[Any], Sequence[Any]],
+    *,
+    all_or_none: bool = False,
+) -> Outcome:
+    """Has the default graph's autodiff run and makes the result recompute.
+
+    Args:
+        setting: How to save memory.
+        targets: What is differentiated.
+        given: The gradients that the targets receive, None for ones; anything between.
+        differentiate: The stock call, given the seeds. It returns a flat list.
+        all_or_none: Whether the stock call takes a seed for each target, of whatever
+            type it is, or none at all: a tape dies of a None in the list.
+
+    Returns:
+        What became of it. Changed are only ops that this thread made in the call.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    if setting.verify:
+        require_assertions(graph)
+    checkpoints = setting.resolved(graph)
+    with tf_internals.mutation_lock(graph):
+        before = len(graph.get_operations())
+        with tf_internals.ops_of_this_thread(graph) as created:
+            seeds = _seeds(targets, given, graph, all_or_none)
+            stock = list(differentiate(seeds))
+        foreign = replicas.in_the_midst(graph.get_operations()[before:], created)
+        own = set(map(id, created))
+        starts = [
+            seed
+            for seed in as_list(seeds)
+            if tf.is_symbolic_tensor(seed) and id(seed.op) in own
+        ]
+        gradients, rewiring = rewire(
+            StockGradient(graph, targets, starts, stock, created, foreign),
+            checkpoints,
+            unknown_dim=setting.unknown_dim,
+            verify=setting.verify,
+        )
+        if rewiring is not None:
+            setattr(graph, _REWIRED, [*getattr(graph, _REWIRED, ()), rewiring])
+    plan = last_plan()
+    return Outcome(gradients, rewiring, plan, plan.reason if plan else "")
+
+
+def as_list(value: Any) -> list[Any]:
+    """A list of what may be a list, a tuple or one thing."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+@contextmanager
+def as_autodiff_made_it(graph: tf.Graph, ys: Any) -> Iterator[None]:
+    """Undoes, for the moment, what earlier calls redirected upstream of `ys`.
+
+    Autodiff through a rewired edge would follow the copy and miss the paths that the
+    original has: silently wrong gradients of gradients.
+    """
+    edges = [edge for done in getattr(graph, _REWIRED, ()) for edge in done.edges]
+    if edges:
+        upstream = _upstream(as_list(ys))
+        edges = [edge for edge in edges if id(edge[0]) in upstream]
+    redirected = [op.inputs[index] for op, index, _ in edges]
+    for op, index, original in edges:
+        tf_internals.update_input(op, index, original)
+    try:
+        yield
+    finally:
+        for (op, index, _), copy in zip(edges, redirected, strict=True):
+            tf_internals.update_input(op, index, copy)
+
+
+def _upstream(targets: list[Any]) -> set[int]:
+    """The identities of all ops that the targets depend on."""
+    stack = [y.op for y in targets if tf.is_symbolic_tensor(y)]
+    found: set[int] = set()
+    while stack:
+        op = stack.pop()
+        if id(op) not in found:
+            found.add(id(op))
+            stack.extend(tensor.op for tensor in op.inputs)
+    return found
+
+
+def _seeds(
+    targets: Sequence[Any], given: Any, graph: tf.Graph, all_or_none: bool
+) -> Any:
+    """The gradients that backpropagation starts from, as ops of our own.
+
+    So the backward ops that depend on a gradient are the seeds' descendants, and
+    holding back the seeds holds back them all. What is not a plain tensor, or has no
+    default gradient, is left to stock (and to its errors).
+    """
+    seeds = [None] * len(targets) if given is None else as_list(given)
+    if len(seeds) != len(targets):
+        return given
+    here = [y for y in targets if getattr(y, "graph", None) is graph]
+    with tf.name_scope("recompute/seed"):
+        for index, (y, gradient) in enumerate(zip(targets, list(seeds), strict=True)):
+            if not tf.is_symbolic_tensor(y):
+                continue
+            has_default = y.dtype.is_floating or (all_or_none and _is_numeric(y.dtype))
+            if gradient is None and has_default:
+                seed = tf.ones(tf.shape(y), y.dtype)
+            elif isinstance(gradient, tf.Tensor) or (
+                y.dtype.is_floating
+                and not (gradient is None or isinstance(gradient, tf.IndexedSlices))
+            ):
+                seed = tf.identity(gradient)
+            else:
+                continue
+            if tf_internals.in_xla(graph) and seed.dtype == y.dtype:
+                seed = fences.tied_seed(here, seed)
+            seeds[index] = seed
+    if all_or_none and any(seed is None for seed in seeds):
+        return given
+    return seeds
+
+
+def _is_numeric(dtype: tf.DType) -> bool:
+    return dtype not in (tf.resource, tf.variant, tf.string)

@@ -1,0 +1,312 @@
+"""The two doors of TensorFlow that everything which differentiates a graph passes.
+
+Tapes pass one, `tf.gradients` and TensorFlow 1's optimizers the other. While somebody
+needs it, each has one wrapper of ours, which decides for each call:
+
+* Of the settings that hold in this thread the innermost counts: an argument
+  `checkpoints=` stands inside the setting of a model. Where there is none, that of the
+  process counts (`patching`).
+* Without a setting, eagerly, for targets outside the default graph and for the bodies
+  of functions, loops and branches the call goes on to stock.
+* A call inside a call (autodiff re-enters itself for composite tensors, and custom
+  gradients may hold tapes) goes on to stock: nothing is rewired twice.
+
+The wrapper of `tf.gradients` has one more duty, and stays for it as long as a rewired
+graph lives: stock's second order, too, must find the edges as autodiff made them.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients import tf_internals
+from memory_saving_gradients.autodiff import (
+    Outcome,
+    Setting,
+    as_autodiff_made_it,
+    as_list,
+    save_memory,
+)
+from memory_saving_gradients.errors import CheckpointError
+from memory_saving_gradients.selection import plain_variable
+
+__all__ = [
+    "Counts",
+    "Door",
+    "counts",
+    "handle",
+    "hold_open",
+    "reset_counts",
+    "set_process_wide",
+    "use",
+]
+
+
+@dataclass
+class Counts:
+    """What came to the doors while a setting held.
+
+    Attributes:
+        rewired: Gradients that recompute, by route.
+        stock: Gradients left as they were, by reason.
+    """
+
+    rewired: Counter[str] = field(default_factory=Counter)
+    stock: Counter[str] = field(default_factory=Counter)
+
+
+TAPE = "tf.GradientTape"
+GRAPH = "tf.gradients"
+"""The routes, as counts call them."""
+
+EAGER = "taken eagerly, where there is no graph to rewrite"
+ELSEWHERE = "the targets stand outside the graph that is being built"
+BODY = "the body of a function, loop or branch is differentiated by the op outside"
+
+_lock = threading.RLock()
+_holders = 0
+_rewired: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
+_process_wide: Setting | None = None
+_counts = Counts()
+_warned: set[str] = set()
+
+
+class _Here(threading.local):
+    """What holds in this thread.
+
+    Attributes:
+        settings: Those in force, the innermost last; None means stock.
+        busy: How many handled calls are under way.
+    """
+
+    def __init__(self) -> None:
+        self.settings: list[Setting | None] = []
+        self.busy = 0
+
+
+_here = _Here()
+
+
+# -- settings --------------------------------------------------------------------------
+
+
+@contextmanager
+def use(setting: Setting | None) -> Iterator[None]:
+    """Lets a setting hold in this thread, and for this thread alone; None is stock."""
+    with hold_open():
+        _here.settings.append(setting)
+        try:
+            yield
+        finally:
+            _here.settings.pop()
+
+
+def set_process_wide(setting: Setting | None) -> None:
+    """Sets what holds wherever no setting of a thread does.
+
+    The caller holds the doors open.
+    """
+    global _process_wide
+    _process_wide = setting
+
+
+@contextmanager
+def hold_open() -> Iterator[None]:
+    """Keeps the wrappers where they are."""
+    door = Door()
+    door.open()
+    try:
+        yield
+    finally:
+        door.close()
+
+
+class Door:
+    """One reason to keep the wrappers in place."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+
+    def open(self) -> None:
+        """Puts the wrappers in place, if they are not."""
+        global _holders
+        with _lock:
+            if not self._is_open:
+                self._is_open = True
+                _holders += 1
+            tf_internals.TAPES.wrap(_through_tapes)
+            tf_internals.GRAPHS.wrap(_through_graphs)
+
+    def close(self) -> None:
+        """Takes them away, if nobody else needs them."""
+        global _holders
+        with _lock:
+            if self._is_open:
+                self._is_open = False
+                _holders -= 1
+            if _holders == 0:
+                tf_internals.TAPES.unwrap()
+                if not _rewired:
+                    tf_internals.GRAPHS.unwrap()
+
+
+def counts() -> Counts:
+    """What happened since `reset_counts`."""
+    with _lock:
+        return Counts(Counter(_counts.rewired), Counter(_counts.stock))
+
+
+def reset_counts() -> None:
+    """Starts counting and warning anew."""
+    global _counts
+    with _lock:
+        _counts = Counts()
+        _warned.clear()
+
+
+# -- behind the doors ------------------------------------------------------------------
+
+
+def handle(
+    setting: Setting,
+    targets: Sequence[Any],
+    given: Any,
+    differentiate: Callable[[Any], Sequence[Any]],
+    route: str,
+) -> Outcome:
+    """Has stock differentiate in less memory; see `autodiff.save_memory`.
+
+    Args:
+        setting: How.
+        targets: What is differentiated.
+        given: The gradients that the targets receive, None for ones.
+        differentiate: The stock call, given the seeds.
+        route: What the caller is called in counts.
+    """
+    _here.busy += 1
+    try:
+        outcome = save_memory(
+            setting, targets, given, differentiate, all_or_none=route == TAPE
+        )
+    finally:
+        _here.busy -= 1
+    with _lock:
+        if outcome.rewiring is not None:
+            _rewired.add(tf.compat.v1.get_default_graph())
+            tf_internals.GRAPHS.wrap(_through_graphs)
+            _counts.rewired[route] += 1
+        else:
+            _counts.stock[outcome.reason] += 1
+    if setting.done is not None:
+        setting.done(outcome)
+    return outcome
+
+
+def _through_tapes(
+    before: Callable[..., Any],
+    tape: Any,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    sources_raw: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """The wrapper of `imperative_grad`."""
+    if sources_raw is not None:
+        # Zeros for what is unconnected have the dtype of the source: stock fails on
+        # the names of dtypes that Keras 3 variables have.
+        sources_raw = [plain_variable(source) for source in sources_raw]
+
+    def stock(seeds: Any) -> Any:
+        return before(tape, target, sources, seeds, sources_raw, *args, **kwargs)
+
+    targets = as_list(target)
+    setting = _setting_for(targets)
+    if setting is None:
+        return stock(output_gradients)
+    return _handle_or_stock(setting, targets, output_gradients, stock, TAPE)
+
+
+def _through_graphs(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The wrapper of `_GradientsHelper`."""
+    arguments = tf_internals.gradients_arguments(*args, **kwargs)
+    ys, body = arguments["ys"], arguments.get("src_graph")
+    graph = tf.compat.v1.get_default_graph() if body is None else body
+
+    def stock(seeds: Any) -> Any:
+        with as_autodiff_made_it(graph, ys):
+            return before(**{**arguments, "grad_ys": seeds})
+
+    targets = as_list(ys)
+    setting = None
+    if body is None or body is tf.compat.v1.get_default_graph():
+        setting = _setting_for(targets)
+    if setting is None:
+        return stock(arguments.get("grad_ys"))
+    return _handle_or_stock(setting, targets, arguments.get("grad_ys"), stock, GRAPH)
+
+
+def _setting_for(targets: Sequence[Any]) -> Setting | None:
+    """What holds for a call with these targets; None for stock."""
+    setting = _here.settings[-1] if _here.settings else _process_wide
+    if setting is None or _here.busy:
+        return None
+    if tf.executing_eagerly():
+        _left_alone(EAGER)
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    if not any(getattr(target, "graph", None) is graph for target in targets):
+        _left_alone(ELSEWHERE)
+        return None
+    return setting
+
+
+def _left_alone(reason: str) -> None:
+    with _lock:
+        _counts.stock[reason] += 1
+
+
+def _handle_or_stock(
+    setting: Setting,
+    targets: Sequence[Any],
+    given: Any,
+    stock: Callable[[Any], Any],
+    route: str,
+) -> Any:
+    """Handles a call; what the process-wide setting cannot serve stays stock.
+
+    Libraries take gradients that their user does not see, in graphs that a collection
+    or a list of names has nothing to do with. So there this is no error.
+    """
+    if _here.settings:
+        return handle(setting, targets, given, stock, route).gradients
+    done: list[Any] = []
+
+    def differentiate(seeds: Any) -> Any:
+        done[:] = [stock(seeds)]
+        return done[0]
+
+    try:
+        return handle(setting, targets, given, differentiate, route).gradients
+    except CheckpointError as error:
+        reason = str(error)
+        _left_alone(reason)
+        with _lock:
+            first = reason not in _warned
+            _warned.add(reason)
+        if first:
+            warnings.warn(
+                f"`memory_saving_gradients.enable`: a gradient stays stock. {reason}",
+                stacklevel=2,
+            )
+        return done[0] if done else stock(given)

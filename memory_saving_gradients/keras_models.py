@@ -1,0 +1,62 @@
+"""What the library must know of Keras models, without importing Keras.
+
+Keras traces a model's train function once and keeps it. Whoever changes how gradients
+are taken has to make the models that were traced before trace again.
+
+Keras 3 and `tf_keras` (Keras 2) are the same here. A program that has imported neither
+has no models.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["PACKAGES", "backend", "live_models", "retrace", "settings"]
+
+PACKAGES = ("keras", "tf_keras")
+
+settings: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Models with a setting of their own, and the setting in words."""
+
+
+def backend(package: str) -> str:
+    """What a Keras package computes with: "tensorflow", "jax" ...; "" if not there."""
+    module = sys.modules.get(package)
+    name = getattr(getattr(module, "backend", None), "backend", None)
+    return str(name()) if callable(name) else ""
+
+
+def live_models() -> list[Any]:
+    """All Keras models of the process that compute with TensorFlow."""
+    classes = tuple(
+        sys.modules[package].Model
+        for package in PACKAGES
+        if backend(package) == "tensorflow" and hasattr(sys.modules[package], "Model")
+    )
+    if not classes:
+        return []
+    # `isinstance` would ask proxies for their class; what they stand for may be dead.
+    return [found for found in gc.get_objects() if issubclass(type(found), classes)]
+
+
+def retrace(models: Iterable[Any]) -> list[str]:
+    """Makes models that have been traced trace again, at their next training step.
+
+    Returns:
+        The names of these models.
+    """
+    names = []
+    for model in models:
+        if vars(model).get("train_function") is None:
+            continue
+        try:
+            # Not None: `fit` may be running, in this thread or another.
+            model.make_train_function(force=True)
+        except TypeError:  # overridden without `force`
+            model.train_function = None
+        names.append(str(model.name))
+    return sorted(names)

@@ -1,0 +1,161 @@
+"""`GradientTape`: TensorFlow's tape, whose gradients need less memory.
+
+It calls the stock tape's methods; these look up the function that `doors` has wrapped.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients import doors, tf_internals
+from memory_saving_gradients.autodiff import (
+    UNKNOWN_DIM,
+    Outcome,
+    Setting,
+    parse_setting,
+)
+from memory_saving_gradients.plan import Plan
+
+__all__ = ["GradientTape"]
+
+_unconverted = tf.autograph.experimental.do_not_convert
+
+
+class GradientTape(tf_internals.StockTape):
+    """`tf.GradientTape` with one more argument, `checkpoints`.
+
+    In a graph (a `tf.function`, compiled with XLA or not) TensorFlow builds the
+    backward pass as ever, and it is then rewired to recompute most of what it reads
+    from the forward pass instead of holding it. `jacobian` and `batch_jacobian` are
+    stock's.
+
+    Called eagerly it *is* the stock tape: the forward pass has already been run and
+    held when `gradient()` is called. A warning says so, once.
+
+    Args:
+        persistent: As in `tf.GradientTape`: whether `gradient()` may be called more
+            than once.
+        watch_accessed_variables: As in `tf.GradientTape`.
+        checkpoints: What to keep, as in `memory_saving_gradients.gradients`.
+        unknown_dim: What a dimension that is not known statically (a batch size) is
+            taken to be while planning, at least 1.
+        verify: Whether to compare, at run time, each recomputed tensor with the
+            original and fail if a bit differs. Costs all the memory that was saved.
+
+    Raises:
+        CheckpointError: `checkpoints` is nothing that it may be.
+        TypeError, ValueError: `unknown_dim` is no positive int.
+
+    Example:
+        >>> @tf.function
+        ... def step(x):
+        ...     with GradientTape() as tape:
+        ...         tape.watch(x)
+        ...         y = x
+        ...         for _ in range(20):
+        ...             y = tf.tanh(y)
+        ...     return tape.gradient(y, x)
+    """
+
+    @_unconverted
+    def __init__(
+        self,
+        persistent: bool = False,
+        watch_accessed_variables: bool = True,
+        checkpoints: Any = "memory",
+        *,
+        unknown_dim: int = UNKNOWN_DIM,
+        verify: bool = False,
+    ) -> None:
+        self._newest_plan: Plan | None = None
+        self._setting: Setting | None = parse_setting(
+            checkpoints, unknown_dim, verify, where="GradientTape"
+        )
+        super().__init__(persistent, watch_accessed_variables)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the newest `gradient()`, None if there was nothing to plan."""
+        return self._newest_plan
+
+    @_unconverted
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """The gradient of `target` with respect to `sources`, in less memory.
+
+        Args:
+            target: A tensor, or a structure of tensors, to differentiate.
+            sources: A tensor or variable (also of Keras 3), or a structure of such.
+            output_gradients: Gradients that the targets receive, or None for ones.
+            unconnected_gradients: What is returned for a source that the targets do not
+                depend on: None ("none") or zeros ("zero").
+
+        Returns:
+            Gradients (tensors, `tf.IndexedSlices` or None) in the structure of
+            `sources`.
+
+        Raises:
+            CheckpointError: From `checkpoints` no plan can be made.
+            VerificationUnavailableError: `verify=True` under XLA.
+            RuntimeError, TypeError, ValueError: Whatever `tf.GradientTape` raises.
+        """
+        if tf.executing_eagerly() and self._setting is not None:
+            _warn_once()
+        # Made for each call: held on to, it would keep a dropped tape alive.
+        setting = self._setting and replace(self._setting, done=self._note)
+        with doors.use(setting):
+            return super().gradient(
+                target, sources, output_gradients, unconnected_gradients
+            )
+
+    @_unconverted
+    def jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """As in `tf.GradientTape`, in as much memory: a loop has little to hold."""
+        with self._as_stock():
+            return super().jacobian(*args, **kwargs)
+
+    @_unconverted
+    def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
+        """As in `tf.GradientTape`, in as much memory: a loop has little to hold."""
+        with self._as_stock():
+            return super().batch_jacobian(*args, **kwargs)
+
+    def _note(self, outcome: Outcome) -> None:
+        self._newest_plan = outcome.plan
+
+    @contextmanager
+    def _as_stock(self) -> Iterator[None]:
+        """Both methods above call `gradient()`, which shall be stock's then."""
+        setting, self._setting = self._setting, None
+        try:
+            with doors.use(None):
+                yield
+        finally:
+            self._setting = setting
+
+
+_warned = threading.Event()
+
+
+def _warn_once() -> None:
+    if not _warned.is_set():
+        _warned.set()
+        warnings.warn(
+            "`memory_saving_gradients.GradientTape` was used eagerly, where it is the "
+            "stock tape and saves nothing: the forward pass has been run and held "
+            "already. Put the forward pass and the call of `gradient()` into a "
+            "`tf.function`.",
+            stacklevel=4,
+        )

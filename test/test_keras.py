@@ -1,0 +1,415 @@
+"""`memory_saving(model)`: one model trains in less memory, and nothing else changes."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from saving_helpers import python
+from tf_helpers import assert_close, assert_same_bits, fixed
+
+import memory_saving_gradients as msg
+from memory_saving_gradients import doors
+from memory_saving_gradients import keras as our_keras
+
+pytestmark = [
+    pytest.mark.usefixtures("no_meta_optimizer"),
+    # Keras saves variables in a way that NumPy 2 does not like.
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+DENSE = [f"dense{number}" for number in range(6)]
+
+
+@keras.saving.register_keras_serializable("test_keras")
+class Block(keras.layers.Layer):
+    def __init__(self, width: int = 8, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.inner = [keras.layers.Dense(width, "tanh", name=f"in{i}") for i in (0, 1)]
+
+    def build(self, shape: Any) -> None:
+        for layer in self.inner:
+            layer.build(shape)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return x + self.inner[1](self.inner[0](x))
+
+
+@keras.saving.register_keras_serializable("test_keras")
+class Subclass(keras.Model):
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.blocks = [Block(name=f"block{i}") for i in range(4)]
+        self.steps = 0
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        for block in self.blocks:
+            x = block(x, training=training)
+        return x
+
+    def train_step(self, data: Any) -> Any:
+        self.steps += 1
+        return super().train_step(data)
+
+
+def sequential(name: str = "model") -> Any:
+    layers: list[Any] = [keras.Input([8])]
+    for dense in DENSE:
+        layers.append(keras.layers.Dense(8, "softplus", name=dense))
+    layers[3:3] = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.2, seed=3)]
+    return keras.Sequential(layers, name=name)
+
+
+def functional() -> Any:
+    inner = keras.Sequential([keras.Input([8]), Block(name="block")], name="inner")
+    x = keras.Input([8])
+    y = keras.layers.Dense(8, "softplus", name="first")(x)
+    for number in range(5):
+        y = y + keras.layers.Dense(8, "gelu", name=f"dense{number}")(y)
+    return keras.Model(x, inner(y))
+
+
+def made(build: Any, jit: bool = False, **compiled: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    model = build()
+    compiled = {"optimizer": "sgd", "loss": "mse"} | compiled
+    model.compile(jit_compile=jit, **compiled)
+    return model
+
+
+def fitted(model: Any, rows: int = 16, width: int = 8) -> Any:
+    x, y = fixed(rows, width), fixed(rows, width, seed=1)
+    model.fit(x, y, batch_size=rows // 2, verbose=0, shuffle=False)
+    return model.get_weights()
+
+
+def rewired() -> int:
+    return sum(doors.counts().rewired.values())
+
+
+# -- training --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", [sequential, functional, Subclass])
+def test_fit_gives_the_same_weights(build: Any) -> None:
+    stock = fitted(made(build))
+    model = made(build)
+    before = rewired()
+    assert msg.memory_saving(model) is model
+    new = fitted(model)
+    assert rewired() > before
+    assert msg.last_plan().recomputed
+    assert_same_bits(stock, new)
+
+
+@pytest.mark.parametrize("steps", [{}, {"steps_per_execution": 2}])
+def test_fit_under_xla(steps: Any) -> None:
+    keywords = {"jit": True, **steps}
+    stock = fitted(made(functional, **keywords))
+    again = fitted(made(functional, **keywords))
+    new = fitted(msg.memory_saving(made(functional, **keywords)))
+    assert msg.last_plan().xla
+    assert msg.last_plan().recomputed
+    assert_close(stock, again, new)
+
+
+@pytest.mark.parametrize("unrolled", [1, 2])
+def test_several_steps_per_execution(unrolled: int) -> None:
+    def model() -> Any:
+        model = made(sequential, steps_per_execution=2)
+        model.unrolled_steps_per_execution = unrolled
+        return model
+
+    stock, before = fitted(model()), rewired()
+    assert_same_bits(stock, fitted(msg.memory_saving(model())))
+    assert rewired() > before
+
+
+def test_a_last_partial_batch() -> None:
+    def weights(model: Any) -> Any:
+        model.fit(fixed(20, 8), fixed(20, 8), batch_size=8, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    stock = weights(made(sequential))
+    assert_same_bits(stock, weights(msg.memory_saving(made(sequential))))
+
+
+def test_only_this_model_and_only_training() -> None:
+    model, other = msg.memory_saving(made(sequential)), made(sequential)
+    before = rewired()
+    fitted(other)
+    model.evaluate(fixed(8, 8), fixed(8, 8), verbose=0)
+    model.predict(fixed(8, 8), verbose=0)
+    assert rewired() == before
+    model.train_on_batch(fixed(8, 8), fixed(8, 8))
+    assert rewired() > before
+
+
+def test_a_model_that_was_traced_before_and_the_way_back() -> None:
+    model = made(lambda: sequential("before"))
+    methods = model.train_step, model.make_train_function
+    fitted(model)
+    before = rewired()
+    msg.memory_saving(model)
+    fitted(model)
+    assert rewired() > before
+    msg.memory_saving(model, "speed")
+    fitted(model)
+    assert msg.last_plan().strategy == "speed"
+    assert "before: speed" in msg.status().models
+    before = rewired()
+    msg.memory_saving(model, None)
+    fitted(model)
+    assert rewired() == before
+    assert (model.train_step, model.make_train_function) == methods
+    assert "train_step" not in vars(model)
+    assert "before: speed" not in msg.status().models
+
+
+def test_it_outlives_compile_and_load_weights(tmp_path: Path) -> None:
+    model = msg.memory_saving(made(sequential))
+    fitted(model)
+    model.save_weights(tmp_path / "w.weights.h5")
+    model.load_weights(tmp_path / "w.weights.h5")
+    model.compile("adam", "mae", jit_compile=False)
+    before = rewired()
+    fitted(model)
+    assert rewired() > before
+
+
+def test_which_setting_counts() -> None:
+    class Explicit(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            with msg.GradientTape(checkpoints=lambda t: "Tanh" in t.name) as tape:
+                loss = self.compute_loss(None, data[1], self(data[0], training=True))
+            weights = self.trainable_weights
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+            assert tape.plan.strategy == "a predicate"
+            return {"loss": loss}
+
+    layers = [keras.layers.Dense(8, "tanh") for _ in range(8)]
+    with msg.enabled("memory"):
+        model = msg.memory_saving(made(sequential), "speed")
+        fitted(model)
+        assert msg.last_plan().strategy == "speed"
+        fitted(msg.memory_saving(made(lambda: Explicit(layers)), "speed"))
+        assert msg.last_plan().strategy == "a predicate"
+        fitted(made(sequential))
+        assert msg.last_plan().strategy == "memory"
+
+
+def test_an_eager_model_is_told_once() -> None:
+    model = msg.memory_saving(made(sequential, run_eagerly=True))
+    with pytest.warns(UserWarning, match=r"trains eagerly.*run_eagerly=False"):
+        fitted(model)
+    fitted(model)
+    assert "run_eagerly=True" in str(msg.status())
+
+
+# -- saving, copies, clones ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", [sequential, functional])
+def test_a_saved_model_loads_without_the_library(tmp_path: Path, build: Any) -> None:
+    model = made(build)
+    config = model.get_config(), model.get_compile_config()
+    msg.memory_saving(model, ["dense2", "dense4"])
+    fitted(model)
+    assert (model.get_config(), model.get_compile_config()) == config
+    model.save(tmp_path / "model.keras")
+    code = """
+import sys, numpy as np, keras
+sys.path.append(sys.argv[2])
+if "functional" in sys.argv[3]:
+    import keras
+    exec(sys.argv[4])
+sys.modules["memory_saving_gradients"] = None
+model = keras.models.load_model(sys.argv[1])
+model.fit(np.ones([4, 8]), np.ones([4, 8]), verbose=0)
+"""
+    block = (
+        "@keras.saving.register_keras_serializable('test_keras')\n"
+        "class Block(keras.layers.Layer):\n"
+        "    def __init__(self, width=8, **keywords):\n"
+        "        super().__init__(**keywords)\n"
+        "        self.inner = [keras.layers.Dense(width, 'tanh', name=f'in{i}') "
+        "for i in (0, 1)]\n"
+        "    def build(self, shape):\n"
+        "        [layer.build(shape) for layer in self.inner]\n"
+        "    def call(self, x, training=False):\n"
+        "        return x + self.inner[1](self.inner[0](x))\n"
+    )
+    running = python(code, tmp_path / "model.keras", ".", build.__name__, block)
+    _, errors = running.communicate(timeout=120)
+    assert running.returncode == 0, errors
+    before = rewired()
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert_same_bits(model.get_weights(), loaded.get_weights())
+    fitted(loaded)
+    assert rewired() == before
+    fitted(msg.memory_saving(loaded))
+    assert rewired() > before
+
+
+def test_export_and_pickle(tmp_path: Path) -> None:
+    model = msg.memory_saving(made(sequential), re.compile("dense[24]"))
+    fitted(model)
+    x = fixed(4, 8)
+    expected = model.predict(x, verbose=0)
+    model.export(tmp_path / "exported", verbose=False)
+    served = tf.saved_model.load(tmp_path / "exported")
+    np.testing.assert_allclose(served.serve(x), expected, rtol=1e-6, atol=1e-6)
+    before = rewired()
+    fitted(pickle.loads(pickle.dumps(model)))
+    assert rewired() == before
+    fitted(model)
+    assert msg.last_plan().strategy.startswith("2 tensors")
+
+
+@pytest.mark.parametrize("build", [sequential, functional])
+@pytest.mark.parametrize("checkpoints", ["memory", ["dense2", "dense4"]])
+def test_clones_inherit_it(build: Any, checkpoints: Any) -> None:
+    clone_of = keras.models.clone_model
+    model = msg.memory_saving(made(build), checkpoints)
+    clone = clone_of(model)
+    clone.compile("sgd", "mse", jit_compile=False)
+    before = rewired()
+    fitted(clone)
+    assert rewired() > before
+    msg.memory_saving(model, None)
+    fitted(clone)
+    msg.memory_saving(clone, None)
+    plain = clone_of(model)
+    plain.compile("sgd", "mse", jit_compile=False)
+    before = rewired()
+    fitted(plain)
+    assert rewired() == before
+
+
+# -- layers as checkpoints -------------------------------------------------------------
+
+
+def kept(build: Any, checkpoints: Any) -> list[str]:
+    """The scopes in which the kept tensors stand, without TensorFlow's numbers."""
+    stock = fitted(made(build))
+    model = made(build)
+    if callable(checkpoints):
+        checkpoints = checkpoints(model)
+    assert_same_bits(stock, fitted(msg.memory_saving(model, checkpoints)))
+    plan = msg.last_plan()
+    assert plan.recomputed
+    return [re.sub(r"_\d+(?=/)", "", name) for name in plan.kept]
+
+
+@pytest.mark.parametrize(
+    "checkpoints",
+    [
+        ["dense2", "dense4"],
+        lambda model: [model.get_layer("dense4"), model.get_layer("dense2")],
+        re.compile(r"^dense[24]$"),
+        lambda model: [model.get_layer("dense2"), re.compile("dense4")],
+    ],
+)
+def test_layers(checkpoints: Any) -> None:
+    first, second = kept(sequential, checkpoints)
+    assert first.startswith("model/dense2/")
+    assert second.startswith("model/dense4/")
+
+
+def test_one_layer_and_layers_inside_layers() -> None:
+    (found,) = kept(functional, "dense2")
+    assert "/dense2/" in found
+    found, within = kept(functional, ["dense2", "inner/block/in0"])
+    assert "/dense2/" in found
+    assert "/in0/" in within
+    first, second = kept(Subclass, re.compile("block[12]/in1"))
+    assert "/block1/in1/" in first
+    assert "/block2/in1/" in second
+
+
+def test_no_layer_keeps_an_override() -> None:
+    model = msg.memory_saving(made(sequential), ["dense2"])
+    layer = model.get_layer("dense2")
+    fitted(model)
+    assert "call" not in vars(layer)
+    msg.memory_saving(model, [layer])
+    with pytest.raises(ValueError):
+        model.train_on_batch(fixed(8, 5), fixed(8, 5))
+    assert "call" not in vars(layer)
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "error", "match"),
+    [
+        (["dens2"], msg.UnknownCheckpointNameError, r"'dens2'.*mean dense2"),
+        (["dense1", "dens2"], LookupError, "'dens2'"),
+        (re.compile("^conv"), LookupError, r"pattern '\^conv'.*It has: dense0"),
+        ([keras.layers.Dense(3, name="dense9")], LookupError, "the layer 'dense9'"),
+        ([3], msg.CheckpointError, "may list layers"),
+        ([], msg.CheckpointError, "lists no layers"),
+        ("fast", msg.CheckpointError, '"memory", "speed"'),
+    ],
+)
+def test_what_matches_nothing(checkpoints: Any, error: Any, match: str) -> None:
+    model = made(sequential)
+    with pytest.raises(error, match=match):
+        msg.memory_saving(model, checkpoints)
+    assert "train_step" not in vars(model)
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(TypeError, match="expected a Keras model"):
+        msg.memory_saving(keras.layers.Dense(3))
+    with pytest.raises(TypeError, match="an int"):
+        msg.memory_saving(made(sequential), unknown_dim="8")
+
+
+def test_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made(sequential)
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(msg.MemorySavingGradientsError, match="computes with jax"):
+        msg.memory_saving(model)
+
+
+# -- the line --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_fit_says_once_what_is_saved(
+    caplog: pytest.LogCaptureFixture, jit: bool
+) -> None:
+    def wide() -> Any:
+        layers = [keras.layers.Dense(256, "gelu") for _ in range(16)]
+        return keras.Sequential([keras.Input([256]), *layers])
+
+    model = msg.memory_saving(made(wide, jit=jit))
+    rows = 2048 if jit else 4096  # else the first one's peak would hide the second's
+    with caplog.at_level(logging.INFO, our_keras.__name__):
+        for _ in range(2):
+            fitted(model, rows=rows, width=256)
+    lines = [r.getMessage() for r in caplog.records if r.name == our_keras.__name__]
+    assert len(lines) == 1
+    figures = re.search(
+        r"peak ([\d.]+) MB instead of stock's ([\d.]+) MB, measured ([\d.]+) MB",
+        lines[0],
+    )
+    assert figures is not None, lines
+    predicted, stock, measured = map(float, figures.groups())
+    assert predicted < 0.5 * stock
+    assert predicted / 2 < measured < stock
+
+
+def test_the_line_says_which_batch_was_assumed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = msg.memory_saving(made(sequential), unknown_dim=8)
+    with caplog.at_level(logging.INFO, our_keras.__name__):
+        model.fit(fixed(20, 8), fixed(20, 8), batch_size=8, verbose=0)
+    assert "(for batches of 8), measured nothing above" in caplog.text
