@@ -31,6 +31,7 @@ from memory_saving_gradients.errors import MemorySavingGradientsError, shortened
 from memory_saving_gradients.keras_layers import Outputs, choose, layers_of_model
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.tf_internals import Funnel
+from memory_saving_gradients.wording import sizes_like
 
 __all__ = ["memory_saving"]
 
@@ -288,13 +289,23 @@ def _report(name: str, plans: list[Plan], before: Any, after: Any) -> None:
         for device, now in after.items()
         if now.peak_bytes > before[device].peak_bytes
     ]
+    size = sizes_like(plan.stock_peak_bytes)
     assumed = plan.reading.graph.assumed
-    _log.info(
-        "%s: predicted peak %.1f MB instead of stock's %.1f MB%s, measured %s%s",
-        name,
-        plan.predicted_peak_bytes / 1e6,
-        plan.stock_peak_bytes / 1e6,
-        f" (for batches of {plan.reading.unknown_dim})" if assumed else "",
-        ", ".join(measured) or "nothing above an earlier peak",
-        f"; left as it was: {plan.reason}" if plan.reason else "",
+    _tell(
+        f"{name}: predicted peak {size(plan.predicted_peak_bytes)} instead of stock's "
+        f"{size(plan.stock_peak_bytes)}"
+        + (f" (for batches of {plan.reading.unknown_dim})" if assumed else "")
+        + ", measured "
+        + (", ".join(measured) or "no peak above that of an earlier run")
+        + (f"; left as it was: {plan.reason}" if plan.reason else "")
     )
+
+
+def _tell(line: str) -> None:
+    """Logs a line; where nobody has asked for a log, prints it as `fit` does its own."""
+    import keras
+
+    if _log.isEnabledFor(logging.INFO):
+        _log.info("%s", line)
+    elif keras.config.is_interactive_logging_enabled():
+        print(line)

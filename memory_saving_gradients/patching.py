@@ -19,6 +19,7 @@ from memory_saving_gradients import doors, keras_models, selection, tf_internals
 from memory_saving_gradients.autodiff import UNKNOWN_DIM, Setting, parse_setting
 from memory_saving_gradients.checkpoints import Auto
 from memory_saving_gradients.errors import shortened
+from memory_saving_gradients.wording import counted
 
 __all__ = ["Status", "disable", "enable", "enabled", "status"]
 
@@ -148,9 +149,9 @@ def _changing() -> Iterator[None]:
             _retraced[:] = keras_models.retrace(keras_models.live_models())
             if _retraced:
                 _log.info(
-                    "%s: %d Keras models had been traced and will be traced again: %s",
+                    "%s: %s had been traced and will be traced again: %s",
                     "disabled" if now is None else "enabled",
-                    len(_retraced),
+                    counted(len(_retraced), "Keras model"),
                     shortened(_retraced),
                 )
 

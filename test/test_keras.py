@@ -412,4 +412,19 @@ def test_the_line_says_which_batch_was_assumed(
     model = msg.memory_saving(made(sequential), unknown_dim=8)
     with caplog.at_level(logging.INFO, our_keras.__name__):
         model.fit(fixed(20, 8), fixed(20, 8), batch_size=8, verbose=0)
-    assert "(for batches of 8), measured nothing above" in caplog.text
+    assert "(for batches of 8), measured no peak above" in caplog.text
+
+
+@pytest.mark.parametrize("interactive", [True, False])
+def test_the_line_is_printed_where_nobody_asked_for_a_log(
+    capsys: pytest.CaptureFixture[str], interactive: bool
+) -> None:
+    model = msg.memory_saving(made(sequential))
+    if not interactive:
+        keras.config.disable_interactive_logging()
+    try:
+        for _ in range(2):
+            model.fit(fixed(16, 8), fixed(16, 8), verbose=0)
+    finally:
+        keras.config.enable_interactive_logging()
+    assert capsys.readouterr().out.count("instead of stock's") == int(interactive)
