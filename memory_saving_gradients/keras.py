@@ -302,7 +302,7 @@ def _report(name: str, plans: list[Plan], before: Any, after: Any) -> None:
 
 
 def _tell(line: str) -> None:
-    """Logs a line; where nobody has asked for a log, prints it as `fit` does its own."""
+    """Logs a line; where nobody asked for a log, prints it as `fit` prints its own."""
     import keras
 
     if _log.isEnabledFor(logging.INFO):

@@ -15,6 +15,8 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import tensorflow as tf
+
 __all__ = ["PACKAGES", "backend", "live_models", "retrace", "settings"]
 
 PACKAGES = ("keras", "tf_keras")
@@ -53,9 +55,16 @@ def retrace(models: Iterable[Any]) -> list[str]:
     for model in models:
         if vars(model).get("train_function") is None:
             continue
+        if hasattr(model, "_make_train_function"):
+            # Keras 2 in a graph of TensorFlow 1: made anew where it is not there.
+            model.train_function = None
+            names.append(str(model.name))
+            continue
         try:
-            # Not None: `fit` may be running, in this thread or another.
-            model.make_train_function(force=True)
+            # Not None: `fit` may be running, in this thread or another. Keras 2 reads
+            # the value of a variable there, whatever graph is being built just now.
+            with tf.init_scope():
+                model.make_train_function(force=True)
         except TypeError:  # overridden without `force`
             model.train_function = None
         names.append(str(model.name))

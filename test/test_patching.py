@@ -201,6 +201,10 @@ def test_keras_2(eager: bool) -> None:
         model.compile("sgd", "mse")
         model.fit(fixed(16, 8), fixed(16, 8), verbose=0)
         assert rewired() >= 1
+        before = rewired()
+        with msg.enabled("speed"):  # a setting of another kind: it is traced again
+            model.fit(fixed(16, 8), fixed(16, 8), verbose=0)
+            assert rewired() + sum(doors.counts().stock.values()) > before
 
 
 @pytest.mark.parametrize("kind", ["jacobian", "batch_jacobian"])
