@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", metavar="NAME", help='only this one, as "/gpu:0"')
     parser.add_argument(
-        "--top", type=int, default=5, help="tensors to list (default: %(default)s)"
+        "--top", type=_count, default=5, help="tensors to list (default: %(default)s)"
     )
     parser.add_argument(
         "--timeline", action="store_true", help="print each change of live bytes too"
@@ -72,17 +73,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given.compare:
             _compare(given)
-        else:
-            _show(given)
+            return 0
+        # One bad trace does not keep the others from being shown.
+        good = [_shown(path, given) for path in given.traces]
+        return 0 if all(good) else 1
     except MemUtilError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        return _failed(str(error))
+    except BrokenPipeError:  # the reader has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (OSError, ValueError) as error:
+        # A folder that is not there, a suffix that is no kind of picture.
+        return _failed(f"cannot write: {error}")
 
 
-def _show(given: argparse.Namespace) -> None:
-    """One table after the other, and the files asked for."""
-    for path in given.traces:
+def _failed(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 1
+
+
+def _count(text: str) -> int:
+    """What `--top` takes."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a count, 0 or more, but got {text}")
+    return int(text)
+
+
+def _shown(path: str, given: argparse.Namespace) -> bool:
+    """One trace's table, and the files asked for; False after an error."""
+    try:
         traced = read_trace(path)
         print(f"{path}\n{summary(traced, given.device, given.top)}")
         if given.timeline:
@@ -94,6 +113,10 @@ def _show(given: argparse.Namespace) -> None:
             traced.save_json(given.json)
         if given.costs:
             write_costs(given.costs, traced)
+    except MemUtilError as error:
+        _failed(str(error))
+        return False
+    return True
 
 
 def _compare(given: argparse.Namespace) -> None:

@@ -67,6 +67,11 @@ def replay(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
         inter_op_parallelism_threads=threads,
         use_per_session_threads=True,
     )
+    if not graph.get_operations():
+        raise NotReplayableError(
+            "`mem_util.replay`: expected a function that runs ops of TensorFlow, but "
+            "got one that runs none."
+        )
     with tf.compat.v1.Session(graph=graph, config=config) as session:
         for assign, fed in assigns.items():
             session.run(assign, fed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from mem_util.errors import NoMemoryDataError
 from mem_util.records import Timeline, format_bytes
 from mem_util.run_metadata import read_run_metadata
 from mem_util.trace_data import Trace
@@ -26,6 +27,14 @@ def print_memory_timeline(
         NoMemoryDataError: the device has no allocations; the message says why.
     """
     traced = read_run_metadata(run_metadata)
+    if not traced.timelines and device is None:
+        reasons = [f"{name}: {why}" for name, why in traced.missing.items()]
+        raise NoMemoryDataError(
+            "`mem_util.print_memory_timeline`: expected allocation records, but got "
+            f"{'; '.join(reasons) or 'empty step stats'}. `session.run` records them "
+            "with `options=tf.compat.v1.RunOptions(trace_level=RunOptions.FULL_TRACE)` "
+            "and `run_metadata=`."
+        )
     names = list(traced.timelines) if device is None else [device]
     for name in names:
         for line in timeline_lines(traced.timeline(name), ignore_less_than_bytes):

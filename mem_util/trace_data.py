@@ -29,7 +29,7 @@ class PeakBytes(dict[str, int]):
     def __missing__(self, device: str) -> int:
         reason = self.missing.get(device, "it is not among the devices of this step")
         raise _MissingDeviceError(
-            f"`mem_util.peak_memory`: no data for device {device}, because {reason}. "
+            f"`mem_util`: no data for device {device}, because {reason}. "
             f"There is data for: {shortened(sorted(self)) or 'none'}."
         )
 

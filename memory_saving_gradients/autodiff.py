@@ -112,7 +112,12 @@ def parse_setting(
             f"{start} at least 1, but got {unknown_dim}. Give the batch size that will "
             "come."
         )
-    return Setting(parse(checkpoints, PLANNERS), unknown_dim, verify)
+    if not isinstance(verify, bool):
+        raise TypeError(
+            f"`memory_saving_gradients.{where}`: `verify` must be a bool, but got "
+            f"{verify!r}."
+        )
+    return Setting(parse(checkpoints, PLANNERS, where), unknown_dim, verify)
 
 
 def save_memory(

@@ -5,6 +5,7 @@ Beyond this module nobody compares strings or asks what kind of thing the user g
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -67,12 +68,19 @@ _CHOICES = (
 )
 
 
-def parse(value: Any, modes: Iterable[str]) -> Checkpoints:
+def _nearest(value: str, modes: Iterable[str]) -> str:
+    """What a misspelt mode may have been meant as, or ""."""
+    close = difflib.get_close_matches(value, [*modes, "collection"], 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def parse(value: Any, modes: Iterable[str], where: str = "gradients") -> Checkpoints:
     """Turns what the user gave into one of the kinds above.
 
     Args:
         value: The `checkpoints=` argument.
         modes: The names of the automatic strategies.
+        where: The public function that got it, for messages.
 
     Returns:
         The parsed value.
@@ -87,12 +95,15 @@ def parse(value: Any, modes: Iterable[str]) -> Checkpoints:
             return Collection()
         if value in modes:
             return Auto(value)
-        raise CheckpointError(
-            f"`memory_saving_gradients.gradients`: `checkpoints` must be {_CHOICES}, "
-            f"but got the string {value!r}. A single tensor name goes into a list. "
-            "If it was meant as the name of the gradient ops, pass `name=...`: the "
+        hint = (
+            " If it was meant as the name of the gradient ops, pass `name=...`: the "
             "fourth positional argument of `tf.gradients` is `name`, here it is "
             "`checkpoints`."
+        )
+        raise CheckpointError(
+            f"`memory_saving_gradients.{where}`: `checkpoints` must be {_CHOICES}, "
+            f"but got the string {value!r}{_nearest(value, modes)}. A single tensor "
+            f"name goes into a list.{hint if where == 'gradients' else ''}"
         )
     if hasattr(value, "op") and hasattr(value, "dtype"):
         return Keep((value,))
@@ -101,6 +112,6 @@ def parse(value: Any, modes: Iterable[str]) -> Checkpoints:
     if isinstance(value, Iterable) and not isinstance(value, bytes):
         return Keep(tuple(value))
     raise CheckpointError(
-        f"`memory_saving_gradients.gradients`: `checkpoints` must be {_CHOICES}, but "
+        f"`memory_saving_gradients.{where}`: `checkpoints` must be {_CHOICES}, but "
         f"got {value!r} of type {type(value).__name__}."
     )

@@ -43,8 +43,10 @@ def filler(plan: Plan, size: Sizes) -> str:
     if held > least:
         return (
             f"Results of ops that may not be run twice are {size(held)} of the peak of "
-            f"{peak}: see below."
+            f"{peak}.{_largest_pinned(plan, fixed, size)}"
         )
+    if partial := _partial_gradients(plan, size):
+        return partial
     step = plan.stock.peak_step
     if step >= 0:
         op = graph.ops[plan.stock.steps[step].op]
@@ -105,6 +107,39 @@ def _largest_gradient(plan: Plan, size: Sizes) -> str:
     variable = _variable_of(plan, largest)
     what = f"that of {variable}" if variable else node.name
     return f" The largest is {what}: {size(node.bytes)}."
+
+
+def _largest_pinned(plan: Plan, fixed: Set[int], size: Sizes) -> str:
+    """A sentence that names the largest of them and says why it is one."""
+    graph = plan.reading.graph
+    node = next(
+        graph.tensors[alive.tensor]
+        for alive in plan.stock.at_peak  # largest first
+        if alive.tensor in fixed
+    )
+    op = graph.ops[node.op]
+    reason = op.pin.value if op.pin else ""
+    where = user_line(plan.reading.ops[op.id])
+    return (
+        f" The largest is that of {op.type} {op.name} ({where}), {size(node.bytes)}: "
+        f"{reason}."
+    )
+
+
+def _partial_gradients(plan: Plan, size: Sizes) -> str:
+    """That one sum holds the gradients of all uses of something shared, or ""."""
+    graph = plan.reading.graph
+    for op in graph.backward_ops:
+        parts = {graph.root(t) for t in op.inputs}
+        held = sum(graph.tensors[t].bytes for t in parts)
+        if op.type == "AddN" and held > _DOMINANT * plan.stock_peak_bytes:
+            return (
+                f"The sum {op.name} (AddN) waits for {len(parts)} gradients of one "
+                "thing that is used in many places (a shared weight?), and holds "
+                f"{size(held)} until the last is there. `aggregation_method="
+                "tf.AggregationMethod.EXPERIMENTAL_TREE` adds them as they come."
+            )
+    return ""
 
 
 def _variables(graph: TrainingGraph) -> dict[int, list[int]]:

@@ -118,7 +118,10 @@ def _layers(plan: Plan) -> str:
         kept[layer[node.op]] += node.bytes
     for op in plan.schedule.recomputed:
         redone[layer[op]] += 1
-    names = sorted({*kept, *redone} - {""}, key=lambda n: (-kept[n], -redone[n], n))
+    first = {scope: place for place, scope in reversed(list(enumerate(scopes)))}
+    names = sorted(
+        {*kept, *redone} - {""}, key=lambda n: (-kept[n], -redone[n], first[n])
+    )
     if len(names) < 2 or not plan.recomputed:
         return ""
     head = "By layer:"

@@ -10,6 +10,11 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_venv.sh"
 show_help "$0" "${1-}"
 
+case ${1-} in
+  '' | --no-suite) ;;
+  *) die "unknown argument $1: expected nothing or --no-suite" ;;
+esac
+
 ensure_venv dev
 cd "$ROOT"
 elsewhere=$(mktemp -d)
@@ -44,7 +49,7 @@ begin "mypy"
 "$VENV_PYTHON" -m mypy
 if [[ ${1-} != --no-suite ]]; then
   begin "the suite on the source tree"
-  "$VENV_PYTHON" -m pytest
+  "$VENV_PYTHON" -m pytest -n 2 --dist worksteal
 fi
 
 begin "building the wheel"
@@ -70,6 +75,6 @@ for package in (memory_saving_gradients, mem_util):
     if "site-packages" not in folder.parts or not (folder / "py.typed").exists():
         sys.exit(f"{folder} is not the installed wheel, or has no py.typed")
 PY
-"$elsewhere/venv/bin/python" -m pytest
+"$elsewhere/venv/bin/python" -m pytest -n 2 --dist worksteal
 cd "$ROOT"
 say "all checks passed"

@@ -29,9 +29,12 @@ for argument in "$@"; do
 done
 
 ensure_venv test
+# A wrong argument is told now and not after the suite.
+PYTHONPATH="$ROOT/scripts" "$VENV_PYTHON" -c \
+  'import compare_depths; compare_depths.parse()' ${arguments[@]+"${arguments[@]}"}
 if [[ $suite == yes ]]; then
   say "the suite"
-  (cd "$ROOT" && "$VENV_PYTHON" -m pytest)
+  (cd "$ROOT" && "$VENV_PYTHON" -m pytest -n 2 --dist worksteal)
 fi
 say "the comparison"
 exec "$VENV_PYTHON" "$ROOT/scripts/compare_depths.py" ${out[@]+"${out[@]}"} \

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import memory_saving_gradients as msg
 from memory_saving_gradients.checkpoints import (
     Auto,
     Collection,
@@ -93,3 +94,15 @@ def test_unknown_string_lists_the_choices_and_the_positional_trap(word: str):
 def test_anything_else_is_an_error_with_its_type(value: Any):
     with pytest.raises(CheckpointError, match=f"of type {type(value).__name__}"):
         parse(value, MODES)
+
+
+def test_a_misspelt_mode_is_met_with_what_was_meant_and_by_whom():
+    with pytest.raises(msg.CheckpointError, match="did you mean 'memory'") as caught:
+        msg.enable("memroy")
+    assert "memory_saving_gradients.enable" in str(caught.value)
+    assert "fourth positional" not in str(caught.value)
+
+
+def test_verify_is_a_bool():
+    with pytest.raises(TypeError, match="`verify` must be a bool"):
+        msg.GradientTape(verify="yes")

@@ -129,3 +129,28 @@ def test_arguments_that_do_not_go_together(arguments, capsys):
         main(arguments)
     assert stopped.value.code == 2
     assert "usage:" in capsys.readouterr().err
+
+
+def test_one_bad_trace_does_not_hide_the_others(metadata_file, tmp_path, capsys):
+    assert main([str(tmp_path / "missing.pb"), str(metadata_file)]) == 1
+    told = capsys.readouterr()
+    assert "missing.pb" in told.err and "conv_2" in told.out
+
+
+@pytest.mark.parametrize("name", ["no_folder/b.png", "b.xyz"])
+def test_a_picture_that_cannot_be_written(name, metadata_file, tmp_path, capsys):
+    assert main([str(metadata_file), "--png", str(tmp_path / name)]) == 1
+    assert "error: cannot write" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough(metadata_file):
+    command = f"'{sys.executable}' -m mem_util '{metadata_file}' --timeline | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stdout.strip() == str(metadata_file)
+    assert "Traceback" not in done.stderr
+
+
+def test_top_is_a_count(metadata_file, capsys):
+    with pytest.raises(SystemExit):
+        main([str(metadata_file), "--top", "-3"])
+    assert "expected a count" in capsys.readouterr().err

@@ -342,3 +342,8 @@ def test_examples_of_docstrings(name):
     result = doctest.testmod(module)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_a_function_that_runs_no_op_has_no_peak():
+    assert "runs none" in measure(lambda: None).missing["/cpu:0"]
+    assert "/cpu:0" not in trace(lambda: None).peak_bytes

@@ -197,3 +197,8 @@ def test_op_seconds_prefers_kernels_to_launches():
     seconds = mem_util.op_seconds(read_run_metadata(gpu_metadata()))
     assert seconds["conv_0"] == pytest.approx(8e-6)
     assert seconds["feed"] == pytest.approx(5e-6)
+
+
+def test_timeline_of_nothing_is_an_error_and_no_silence():
+    with pytest.raises(NoMemoryDataError, match="FULL_TRACE"):
+        mem_util.print_memory_timeline(tf.compat.v1.RunMetadata())

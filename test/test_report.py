@@ -192,3 +192,32 @@ def test_a_plan_for_who_consumes_gradients_says_so() -> None:
     assert plan.recomputed
     assert "If each is consumed" in plan.summary()
     assert plan.predicted_peak_if_consumed_bytes < plan.stock_peak_if_consumed_bytes
+
+
+def test_the_sum_of_a_shared_weights_gradients_is_named_with_a_way_out() -> None:
+    def plan(**keywords: Any) -> msg.Plan:
+        with tf.Graph().as_default():
+            x = tf.compat.v1.placeholder(tf.float32, [64, 64])
+            w = tf.compat.v1.get_variable("w", [64, 64])
+            y = x
+            for _ in range(30):
+                y = tf.tanh(y + w)
+            msg.gradients(tf.reduce_sum(y), [x, w], checkpoints="memory", **keywords)
+        return msg.last_plan()
+
+    told = plan()
+    assert "AddN) waits for 30 gradients" in told.summary()
+    way_out = plan(aggregation_method=tf.AggregationMethod.EXPERIMENTAL_TREE)
+    assert way_out.predicted_peak_bytes < 0.5 * told.predicted_peak_bytes
+
+
+def test_what_may_not_run_twice_is_named_with_its_reason() -> None:
+    inner = tf.function(lambda x: tf.tanh(tf.sin(x)))
+    with tf.Graph().as_default():
+        x = y = tf.compat.v1.placeholder(tf.float32, [64, 64])
+        for _ in range(6):
+            y = inner(y)
+        msg.gradients(tf.reduce_sum(y), x, checkpoints="memory")
+    told = msg.last_plan().summary()
+    assert "The largest is that of PartitionedCall" in told
+    assert "it calls a function" in told
