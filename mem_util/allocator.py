@@ -14,9 +14,16 @@ transformers of 60 to 440 MB this came to 1-5 % of the peak.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
-__all__ = ["SMALL_CPU_ALLOCATIONS", "Counter", "Counters", "read_counters"]
+__all__ = [
+    "SMALL_CPU_ALLOCATIONS",
+    "Counter",
+    "Counters",
+    "read_counters",
+    "wait_for_devices",
+]
 
 SMALL_CPU_ALLOCATIONS = "allocations under 256 KiB on the CPU"
 
@@ -55,11 +62,7 @@ def read_counters(reset: bool = False) -> Counters:
     """
     import tensorflow as tf
 
-    names = [
-        device.name.removeprefix("/device:")
-        for device in tf.config.list_logical_devices()
-        if device.device_type in {"CPU", "GPU"}
-    ]
+    names = _own_devices()
     cpus = tuple(f"/{name.lower()}" for name in names if name.startswith("CPU"))
     found, missing = {}, {}
     for name in names:
@@ -76,3 +79,34 @@ def read_counters(reset: bool = False) -> Counters:
             continue
         found[short] = Counter(int(info["current"]), int(info["peak"]))
     return Counters(found, missing, cpus if len(cpus) > 1 else ())
+
+
+def _own_devices() -> list[str]:
+    """The devices of this process, such as "CPU:0".
+
+    In a cluster (`MultiWorkerMirroredStrategy`) those of the other processes are listed
+    as well, under the same name but for the task.
+    """
+    import tensorflow as tf
+
+    with tf.init_scope():
+        here = tf.DeviceSpec.from_string(tf.constant(0).device)
+    found = []
+    for device in tf.config.list_logical_devices():
+        spec = tf.DeviceSpec.from_string(device.name)
+        own = (spec.job, spec.task) in {(None, None), (here.job, here.task)}
+        if own and spec.device_type in {"CPU", "GPU"}:
+            found.append(f"{spec.device_type}:{spec.device_index}")
+    return found
+
+
+def wait_for_devices() -> None:
+    """Waits for kernels that are still under way on other devices.
+
+    TensorFlow cannot in a process of a cluster. There the values of a step are what one
+    can wait for.
+    """
+    import tensorflow as tf
+
+    with contextlib.suppress(tf.errors.InternalError):
+        tf.test.experimental.sync_devices()

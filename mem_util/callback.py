@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mem_util.allocator import Counters, read_counters
+from mem_util.allocator import Counters, read_counters, wait_for_devices
 from mem_util.measure import Measurement, combine
 
 __all__ = ["PeakMemory"]
@@ -51,7 +51,7 @@ class PeakMemory(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Reads the peaks."""
-        tf.test.experimental.sync_devices()
+        wait_for_devices()
         seconds = time.perf_counter() - self._start
         taken = combine(self._before, read_counters(), seconds)
         if taken.missing and not self.epochs:

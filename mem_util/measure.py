@@ -23,6 +23,7 @@ from mem_util.allocator import (
     SMALL_CPU_ALLOCATIONS,
     Counters,
     read_counters,
+    wait_for_devices,
 )
 from mem_util.errors import NotReplayableError
 from mem_util.records import format_bytes
@@ -110,12 +111,12 @@ def measure(
     for _ in range(warm_ups):
         fn(*args, **kwargs)
     gc.collect()
-    _wait()
+    wait_for_devices()
     read_counters(reset=True)
     before = read_counters()
     start = time.perf_counter()
     result = fn(*args, **kwargs)
-    _wait()
+    wait_for_devices()
     seconds = time.perf_counter() - start
     after = read_counters()
     del result
@@ -147,13 +148,6 @@ def combine(before: Counters, after: Counters, seconds: float) -> Measurement:
     return Measurement(
         PeakBytes(peaks, missing), rests, seconds, how, tuple(not_counted), missing
     )
-
-
-def _wait() -> None:
-    """Waits for kernels that are still under way on other devices."""
-    import tensorflow as tf
-
-    tf.test.experimental.sync_devices()
 
 
 def _needs_replay(taken: Measurement, after: Counters) -> bool:

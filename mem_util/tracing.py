@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from mem_util.allocator import SMALL_CPU_ALLOCATIONS
+from mem_util.allocator import SMALL_CPU_ALLOCATIONS, wait_for_devices
 from mem_util.errors import NotReplayableError, ProfilerError, TraceFileError, shortened
 from mem_util.trace_data import Trace
 
@@ -47,7 +47,7 @@ def trace(
     for _ in range(warm_ups):
         fn(*args, **kwargs)
     gc.collect()
-    tf.test.experimental.sync_devices()
+    wait_for_devices()
     traced = _profile(fn, args, kwargs)
     cpus = len(tf.config.list_logical_devices("CPU"))
     if not replayable or (cpus == 1 and "/cpu:0" in traced.timelines):
@@ -86,7 +86,7 @@ def _profile(fn: Callable[..., Any], args: Any, kwargs: Any) -> Trace:
             ) from error
         try:
             result = fn(*args, **kwargs)
-            tf.test.experimental.sync_devices()
+            wait_for_devices()
         finally:
             tf.profiler.experimental.stop()
         del result

@@ -267,11 +267,11 @@ def _measured_once(model: Any, function: Any, plans: list[Plan]) -> Any:
         # Only if it is still in its place: `enable()` may have made another.
         if model.train_function is first_step:
             model.train_function = function
-        from mem_util.allocator import read_counters
+        from mem_util.allocator import read_counters, wait_for_devices
 
         before = read_counters()
         result = function(*args, **kwargs)
-        tf.test.experimental.sync_devices()
+        wait_for_devices()
         _report(str(model.name), plans, before.devices, read_counters().devices)
         return result
 

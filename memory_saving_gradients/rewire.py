@@ -26,6 +26,7 @@ from memory_saving_gradients.gain import Gain, gain_of
 from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.plan import Plan, remember
 from memory_saving_gradients.planners import Problem
+from memory_saving_gradients.planners.settled import casts_of_what_rests, masks_of_draws
 from memory_saving_gradients.schedule import (
     Schedule,
     Step,
@@ -144,12 +145,14 @@ def _decide(
     graph: tf.Graph,
 ) -> _Decision:
     """Steps 2 and 3 of the module's outline."""
-    problem = Problem(buffers)
+    barred = casts_of_what_rests(buffers)
     if tf_internals.in_xla(graph):
         # XLA computes a mask where it is used, from the draw, and then holds the draw,
         # four times as large: with masks kept a transformer took 379 MiB, with draws
         # redone 291 (of 1263).
-        problem = Problem(buffers, barred=reading.draws())
+        barred |= reading.draws()
+    problem = Problem(buffers, barred=barred)
+    problem = problem.forcing(masks_of_draws(problem))
     stock = problem.stock
     kept = selection.select(checkpoints, problem, reading, graph)
     schedule = make_schedule(

@@ -21,7 +21,8 @@ The algorithm:
    other graphs it needs no segments.
 3. `make_schedule`: steps in order; each step that touches a buffer worth the name waits
    for the one before it on the same device, even if it reads from it (Grappler moves
-   data edges). A copy waits, too, for gradients that come from another device.
+   data edges). A copy waits, too, for gradients that come from another device, and
+   whatever has a device for the step before it that has none.
 
 Linear up to the logarithm of a heap.
 
@@ -204,13 +205,18 @@ def _ties(
         previous = newest.get(op.device, start)
         if previous is not None:
             ties.append((index, previous))
+        unplaced = newest.get("", -1)
+        if op.device and (previous is None or previous < unplaced):
+            # A tape does not place its gradients where the forward pass was: they may
+            # run on any device, this one included.
+            ties.append((index, unplaced))
         if step.copy and slot_entered.get(op.device) != serving[index]:
             slot_entered[op.device] = serving[index]
             ties.extend(
                 (index, backward_step[maker])
                 for maker in _gradient_makers(buffers, steps[serving[index]].op)
                 if ops[maker].device != op.device
-                and backward_step.get(maker, previous) != previous
+                and backward_step.get(maker, previous) not in (previous, unplaced)
             )
         newest[op.device] = index
     return ties

@@ -89,7 +89,7 @@ def collected(graph: tf.Graph, collection: Collection) -> Keep:
 def select(
     checkpoints: Checkpoints, problem: Problem, reading: Reading, graph: tf.Graph
 ) -> frozenset[int]:
-    """The ids of the tensors that are kept.
+    """The ids of the tensors that are kept, those that must be included.
 
     Args:
         checkpoints: What the user asked for; a collection has been looked up already.
@@ -106,7 +106,7 @@ def select(
         return PLANNERS[checkpoints.mode](problem)
     serving = _serving(problem)
     if isinstance(checkpoints, Keep):
-        return _named(checkpoints, reading, graph, serving)
+        return problem.forced | _named(checkpoints, reading, graph, serving)
     predicate = getattr(checkpoints, "predicate", None)
     if predicate is None:
         raise AssertionError(f"{checkpoints} has not been resolved")
@@ -123,7 +123,7 @@ def select(
             f"{shortened((reading.tensors[t].name for t in sorted(serving)), 3)}). "
             'Make it accept some, or pass `checkpoints="memory"`.'
         )
-    return chosen
+    return problem.forced | chosen
 
 
 def _accepts(predicate: Any, tensor: tf.Tensor) -> bool:

@@ -55,7 +55,10 @@ class Reading:
     _ids: dict[int, int] = field(default_factory=dict, repr=False)
 
     def draws(self) -> frozenset[int]:
-        """Ids of stateless random draws and of masks made of nothing else."""
+        """Ids of stateless random draws and of masks made of nothing else.
+
+        Not those of what is as small as a seed.
+        """
         graph = self.graph
         found: set[int] = set()
         for op in graph.forward_ops:
@@ -70,7 +73,9 @@ class Reading:
                 )
             ):
                 found.update(op.outputs)
-        return frozenset(found)
+        return frozenset(
+            t for t in found if graph.tensors[t].bytes > op_types.SCALAR_BYTES
+        )
 
     def tensor_id(self, tensor: tf.Tensor) -> int | None:
         """The id of a tensor, None if it is not part of the training graph."""

@@ -29,13 +29,20 @@ from models import MODELS, chain
 from tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
-SHELL_SCRIPTS = ("check_all.sh", "demo.sh", "test.sh", "test_versions.sh")
+SHELL_SCRIPTS = (
+    "check_all.sh",
+    "demo.sh",
+    "test.sh",
+    "test_versions.sh",
+    "train_two_workers.sh",
+)
 PYTHON_SCRIPTS = (
     "bench_models.py",
     "compare_depths.py",
     "demo.py",
     "draw_schedules.py",
     "plot_prediction.py",
+    "train_two_workers.py",
 )
 HELPERS = sorted(
     path.name

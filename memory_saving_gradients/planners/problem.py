@@ -161,7 +161,7 @@ class Problem:
         return self.forced.union(
             tensor
             for tensor in self.useful_tensors
-            if buffers.size[tensor] <= self.small_bytes
+            if buffers.size[tensor] <= self.small_bytes and tensor not in self.barred
         )
 
     @cached_property

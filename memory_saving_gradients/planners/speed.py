@@ -9,9 +9,9 @@ peak; it then gives back every recomputation that does not lower it.
 
 from __future__ import annotations
 
-from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.planners.memory import plan_memory
 from memory_saving_gradients.planners.problem import Problem
+from memory_saving_gradients.planners.settled import narrowed
 
 __all__ = ["plan_speed"]
 
@@ -20,29 +20,8 @@ def plan_speed(problem: Problem) -> frozenset[int]:
     """Keeps the results of heavy ops, and of the rest what makes the peak lowest."""
     graph = problem.buffers.graph
     heavy = (
-        _narrowed(problem.buffers, tensor)
+        narrowed(problem.buffers, tensor)
         for tensor in problem.useful_tensors
         if graph.ops[graph.tensors[tensor].op].heavy
     )
     return plan_memory(problem.forcing(heavy))
-
-
-def _narrowed(buffers: Buffers, tensor: int) -> int:
-    """The last tensor, no bigger, of those that alone are made of the one before.
-
-    Whoever keeps it need not keep or redo what came before: a bias has been added, a
-    dropout mask of bools been made of random floats.
-    """
-    while True:
-        readers = buffers.forward_readers[tensor]
-        if len(readers) != 1 or buffers.backward_readers[tensor]:
-            return tensor
-        made = buffers.makes[buffers.forward[readers[0]]]
-        if (
-            len(made) != 1
-            or made[0] in buffers.endless
-            or buffers.pinned(made[0]) is not None
-            or buffers.size[made[0]] > buffers.size[tensor]
-        ):
-            return tensor
-        tensor = made[0]
