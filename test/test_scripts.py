@@ -26,7 +26,7 @@ from measuring import (
     session_peak_bytes,
 )
 from models import MODELS, chain
-from tables import table
+from tables import markdown, table
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELL_SCRIPTS = ("check_all.sh", "demo.sh", "test.sh", "test_versions.sh")
@@ -36,6 +36,7 @@ PYTHON_SCRIPTS = (
     "demo.py",
     "draw_schedules.py",
     "plot_prediction.py",
+    "zoo.py",
 )
 HELPERS = sorted(
     path.name
@@ -103,6 +104,7 @@ BAD_ARGUMENTS = {
     "compare_depths.py": ["--batch 0", "--blocks 0", "--depths x", "--rounds 0"],
     "plot_prediction.py": ["--runs 0", "--scale nan", "--modes list", "nonsense"],
     "draw_schedules.py": ["--layers 1"],
+    "zoo.py": ["--runs 0", "--scale 0", "--mode collection", "--resume"],
 }
 
 
@@ -211,6 +213,17 @@ def test_table_puts_figures_to_the_right():
         "----  ------",
         "a        9.5",
         "long       -",
+    ]
+
+
+def test_table_for_documents():
+    rows = [{"name": "a", "figure": "9.5"}, {"name": "long", "figure": None}]
+    names, figures = (lambda row: row["name"]), (lambda row: row["figure"])
+    assert markdown([("name", names), ("figure", figures)], rows).splitlines() == [
+        "| name | figure |",
+        "| --- | --: |",
+        "| a | 9.5 |",
+        "| long | - |",
     ]
 
 
