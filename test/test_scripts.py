@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHELL_SCRIPTS = ("check_all.sh", "demo.sh", "test.sh", "test_versions.sh")
 PYTHON_SCRIPTS = (
     "bench_models.py",
+    "bench_peers.py",
     "compare_depths.py",
     "demo.py",
     "draw_schedules.py",
@@ -104,6 +105,7 @@ BAD_ARGUMENTS = {
     "compare_depths.py": ["--batch 0", "--blocks 0", "--depths x", "--rounds 0"],
     "plot_prediction.py": ["--runs 0", "--scale nan", "--modes list", "nonsense"],
     "draw_schedules.py": ["--layers 1"],
+    "bench_peers.py": ["--pairs 0", "--scale 0", "--peers stock", "unet"],
     "zoo.py": ["--runs 0", "--scale 0", "--mode collection", "--resume"],
 }
 
