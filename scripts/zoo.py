@@ -194,15 +194,14 @@ def main() -> int:
         print("\n".join(names))
         return 0
     known = earlier(options)
-    rows: list[Row] = []
     for number, name in enumerate(names, 1):
         if name not in known:
             say(f"{number} of {len(names)}: {name}")
             known[name] = measure(name, options)
-        rows.append(known[name])
         if options.out:  # After each, lest an hour's figures be lost.
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps(rows, indent=1) + "\n")
+            options.out.write_text(json.dumps(list(known.values()), indent=1) + "\n")
+    rows = [known[name] for name in names]
     print((markdown if options.markdown else table)(columns(), rows))
     wrong = [row["name"] for row in rows if verdict(row) != "ok"]
     say(f"{len(rows)} architectures, not ok: {', '.join(wrong) or 'none'}")

@@ -24,6 +24,8 @@ WORDS = 512
 CLASSES = 10
 LARGER = {"InceptionV3": 128, "InceptionResNetV2": 128, "Xception": 96}
 """Sides of the images for networks that shrink 64 x 64 to nothing."""
+BATCHES = dict.fromkeys(LARGER, 8)
+"""Sizes of the batches where not 16, nor that of a ConvNeXt: it is slow on a CPU."""
 
 Gradients = Callable[..., Sequence[Any]]
 Logits = Callable[[tf.Tensor], tf.Tensor]
@@ -294,7 +296,7 @@ def architectures() -> dict[str, Callable[..., Specimen]]:
     for name, build in sorted(vars(keras.applications).items()):
         if inspect.isfunction(build):
             side = LARGER.get(name, 64)
-            batch = 8 if name in LARGER else 16
+            batch = 4 if name.startswith("ConvNeXt") else BATCHES.get(name, 16)
             found[name] = partial(_application, build, side, batch=batch)
     return found
 
