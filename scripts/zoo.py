@@ -15,7 +15,7 @@ Weights, seeds and batch are the same for both tapes; each takes its gradients i
              do
   differs    with default options: the largest difference of a gradient from stock's, on
              the scale of that variable's largest entry
-  own        the same of stock's own second run
+  own        the same of stock from itself: a second run, and without the meta-optimizer
   verdict    "ok", or what is wrong: gradients beyond rounding, a peak above stock's
 
 Each architecture has a process of its own. What fails is told in its row and does not

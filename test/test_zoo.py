@@ -53,7 +53,7 @@ def test_every_application_is_in_the_zoo():
 
 def compared(new: list[Any], again: list[Any] | None = None) -> dict[str, Any]:
     stock = [np.array([1.0, 2.0]), np.array([1e-9]), None]
-    return zoo_measure._compare(stock, again or stock, new)
+    return zoo_measure._compare(stock, [stock, again or stock], new)
 
 
 def test_a_wrong_gradient_is_seen():
