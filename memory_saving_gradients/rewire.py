@@ -76,6 +76,7 @@ class _Decision:
     stock: Timeline
     gain: Gain
     reason: str
+    chosen: int
 
 
 @contextlib.contextmanager
@@ -172,7 +173,8 @@ def _decide(
             peak_if_consumed_bytes=gain.stock_if_consumed_bytes,
             extra_fraction=0.0,
         )
-    return _Decision(schedule, timeline, stock, gain, reason)
+    chosen = len(kept - problem.forced)
+    return _Decision(schedule, timeline, stock, gain, reason, chosen)
 
 
 def _reason_for_stock(
@@ -200,7 +202,7 @@ def _plan(
     schedule = decision.schedule
     extra = sum(ops[op].seconds for op in schedule.recomputed)
     return Plan(
-        strategy=selection.describe(checkpoints),
+        strategy=selection.describe(checkpoints, decision.chosen),
         kept=tuple(
             tensors[t].name
             for t in sorted(schedule.kept)

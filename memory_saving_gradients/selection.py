@@ -49,14 +49,18 @@ _AS_GOOD = 0.02
 _WHERE = "`memory_saving_gradients.gradients`"
 
 
-def describe(checkpoints: Checkpoints) -> str:
-    """The `checkpoints=` argument in a few words, for reports."""
+def describe(checkpoints: Checkpoints, chosen: int | None = None) -> str:
+    """The `checkpoints=` argument in a few words, for reports.
+
+    Args:
+        checkpoints: The argument; a collection has been looked up already.
+        chosen: How many tensors of those that the user gave can serve, if known.
+    """
     if isinstance(checkpoints, Auto):
         return checkpoints.mode
     if isinstance(checkpoints, Keep):
-        return (
-            f"{counted(len(checkpoints.tensors), 'tensor')} from {checkpoints.origin}"
-        )
+        count = len(checkpoints.tensors) if chosen is None else chosen
+        return f"{counted(count, 'tensor')} from {checkpoints.origin}"
     return "collection" if isinstance(checkpoints, Collection) else "a predicate"
 
 

@@ -31,6 +31,7 @@ class Workload:
         state: What a forward pass changes besides: batch statistics and seeds.
         batch: The arguments of `loss`, on the device.
         loss: A scalar; builds ops, so call it in a graph or in a `tf.function`.
+        model: The Keras model in it, if there is one.
         variables_bytes: The size of all variables together.
     """
 
@@ -39,6 +40,7 @@ class Workload:
     state: tuple[tf.Variable, ...]
     batch: tuple[tf.Tensor, ...]
     loss: Loss
+    model: keras.Model | None = None
 
     @property
     def variables_bytes(self) -> int:
@@ -62,6 +64,7 @@ def _of_keras(name: str, model: keras.Model, batch: tuple, loss: Loss) -> Worklo
         tuple(v.value for v in model.non_trainable_variables),
         tuple(tf.convert_to_tensor(array) for array in batch),
         loss,
+        model,
     )
 
 

@@ -1,17 +1,29 @@
-"""A plain table for the terminal, from rows that are dictionaries."""
+"""A plain table for the terminal or for documents, from rows that are dictionaries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["table"]
+__all__ = ["markdown", "table"]
 
 Column = tuple[str, Callable[[Mapping[str, Any]], Any]]
 
 
 def _text(value: Any) -> str:
     return "-" if value is None else str(value)
+
+
+def _cells(
+    columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]
+) -> tuple[list[list[str]], list[bool]]:
+    """All rows as words, and whether each column goes to the right."""
+    body = [[_text(value(row)) for _, value in columns] for row in rows]
+    to_right = [
+        all(row[i][0].isdigit() or row[i] == "-" for row in body)
+        for i in range(len(columns))
+    ]
+    return body, to_right
 
 
 def table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -22,12 +34,8 @@ def table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
         rows: One dictionary a line.
     """
     heads = [head for head, _ in columns]
-    body = [[_text(value(row)) for _, value in columns] for row in rows]
+    body, to_right = _cells(columns, rows)
     widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
-    to_right = [
-        all(row[i][0].isdigit() or row[i] == "-" for row in body)
-        for i in range(len(heads))
-    ]
 
     def line(cells: Sequence[str]) -> str:
         aligned = (
@@ -38,6 +46,14 @@ def table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
 
     rule = "  ".join("-" * width for width in widths)
     return "\n".join([line(heads), rule, *(line(row) for row in body)])
+
+
+def markdown(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
+    """The same table for Markdown."""
+    body, to_right = _cells(columns, rows)
+    lines = [[head for head, _ in columns]]
+    lines.append(["--:" if right else "---" for right in to_right])
+    return "\n".join(f"| {' | '.join(line)} |" for line in [*lines, *body])
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from measuring import (
     session_peak_bytes,
 )
 from models import MODELS, chain
-from tables import table
+from tables import markdown, table
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELL_SCRIPTS = (
@@ -38,11 +38,13 @@ SHELL_SCRIPTS = (
 )
 PYTHON_SCRIPTS = (
     "bench_models.py",
+    "bench_peers.py",
     "compare_depths.py",
     "demo.py",
     "draw_schedules.py",
     "plot_prediction.py",
     "train_two_workers.py",
+    "zoo.py",
 )
 HELPERS = sorted(
     path.name
@@ -110,6 +112,8 @@ BAD_ARGUMENTS = {
     "compare_depths.py": ["--batch 0", "--blocks 0", "--depths x", "--rounds 0"],
     "plot_prediction.py": ["--runs 0", "--scale nan", "--modes list", "nonsense"],
     "draw_schedules.py": ["--layers 1"],
+    "bench_peers.py": ["--pairs 0", "--scale 0", "--peers stock", "unet"],
+    "zoo.py": ["--runs 0", "--scale 0", "--mode collection", "--resume"],
 }
 
 
@@ -218,6 +222,17 @@ def test_table_puts_figures_to_the_right():
         "----  ------",
         "a        9.5",
         "long       -",
+    ]
+
+
+def test_table_for_documents():
+    rows = [{"name": "a", "figure": "9.5"}, {"name": "long", "figure": None}]
+    names, figures = (lambda row: row["name"]), (lambda row: row["figure"])
+    assert markdown([("name", names), ("figure", figures)], rows).splitlines() == [
+        "| name | figure |",
+        "| --- | --: |",
+        "| a | 9.5 |",
+        "| long | - |",
     ]
 
 

@@ -505,3 +505,17 @@ def test_a_script_of_version_1_runs_unchanged() -> None:
             for one, two in zip(stock, other, strict=True):
                 np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
         run(step, feeds, steps=2)
+
+
+def test_the_plan_counts_only_what_can_serve():
+    with tf.Graph().as_default():
+        x = y = tf.compat.v1.placeholder(tf.float32, [64, 64])
+        names = []
+        for number in range(12):
+            y = tf.tanh(y, name=f"act{number}")
+            names.append(f"act{number}")
+        with pytest.warns(UserWarning):
+            msg.gradients(
+                tf.reduce_sum(y), x, checkpoints=[x, names[3], names[3], names[7]]
+            )
+    assert msg.last_plan().strategy.startswith("2 tensors from")

@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+"""Compares what a Keras user can do about memory today with this library.
+
+Each way trains the same model, from the same weights and seeds, on the same batch, with
+`train_on_batch` and plain SGD:
+  stock             as it is
+  RematScope ...    built within `keras.RematScope(mode)` (Keras 3)
+  recompute_grad    cut into blocks, each within `tf.recompute_grad`
+  memory, speed     `memory_saving_gradients.memory_saving(model, mode)`
+
+  peak        allocator peak of a step over rest (worst of the runs), and of stock's
+  time        seconds of the step over stock's, A and B in turn: median (least-most)
+  gradients   largest difference of any gradient from stock's in the first step, on the
+              scale of that variable's largest entry; above 1e-3 they are called wrong:
+              a dropout mask of the recomputation is then not that of the forward pass
+  statistics  whether batch statistics are as after one step of stock: "once"; "twice"
+              if the recomputation has updated them again; "-" if there are none
+  seeds       whether the counters of random seeds are as after one step of stock
+
+A way that raises an error has it in its row. The exit code is 1 if that is one of ours,
+or one of ours has wrong gradients or statistics.
+
+Examples:
+  bench_peers.py                                 everything
+  bench_peers.py mlp --peers memory              one model, one way
+  bench_peers.py resnet50 --jit --out peers.json compiled by XLA, figures to a file
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Last, so that an installed package wins over the checkout.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from arguments import count, names_of, positive
+from tables import markdown, table
+
+MODELS = ("mlp", "transformer", "resnet50", "densenet121")
+OURS = ("memory", "speed")
+PEERS = ("RematScope activations", "RematScope full", "recompute_grad", *OURS)
+WRONG = 1e-3
+"""Rounding stays far below; a mask drawn anew is far above."""
+
+Row = dict[str, Any]
+
+
+def say(text: str) -> None:
+    """Progress, apart from the table."""
+    print(f"... {text}", file=sys.stderr, flush=True)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("models", nargs="*", metavar="MODEL", help=f"some of: {', '.join(MODELS)}")
+    add(
+        "--peers",
+        type=names_of(PEERS),
+        default=[*PEERS],
+        metavar="A,B",
+        help=f"ways to compare with stock ({','.join(PEERS)})",
+    )
+    add("--pairs", type=count(), default=7, metavar="N", help="timed pairs (7)")
+    add("--runs", type=count(), default=5, metavar="N", help="runs for the peak (5)")
+    add(
+        "--scale",
+        type=positive,
+        default=1.0,
+        metavar="N",
+        help="size of the models; below 1 for a quick try (1.0)",
+    )
+    add("--jit", action="store_true", help="compile the steps with XLA")
+    add("--markdown", action="store_true", help="print a table for documents")
+    add("--out", type=Path, metavar="FILE", help="write all figures there as JSON")
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.models) - set(MODELS))
+    if unknown:
+        parser.error(f"no such model: {', '.join(unknown)}. Take {', '.join(MODELS)}")
+    return options
+
+
+# ---- measuring
+
+
+def bench(name: str, options: argparse.Namespace) -> list[Row]:
+    """The rows of one model: stock first, then each peer against it."""
+    from measuring import peak_bytes
+    from peers import PEERS as WAYS
+    from peers import compiled
+
+    say(f"{name}: stock")
+    stock = compiled(name, WAYS["stock"], options.scale, options.jit)
+    before = stock.state_values()
+    stock.step()
+    first = (stock.gradients(), before, stock.state_values())
+    peak = peak_bytes(stock.step, options.runs)
+    rows: list[Row] = [{"model": name, "peer": "stock", "peak_bytes": asdict(peak)}]
+    for peer in options.peers:
+        say(f"{name}: {peer}")
+        row: Row = {"model": name, "peer": peer}
+        try:
+            rival = compiled(name, WAYS[peer], options.scale, options.jit)
+            row |= _compared(rival, stock, first, options)
+            row["peak_of_stock"] = row["peak_bytes"]["most"] / max(peak.most, 1)
+        except Exception as error:  # that is what the row shall say
+            row["error"] = phrase(error)
+        rows.append(row)
+    return rows
+
+
+def _compared(rival: Any, stock: Any, first: Any, options: argparse.Namespace) -> Row:
+    """The figures of one peer; its first step is compared with that of stock."""
+    from measuring import largest_difference, paired_ratios, peak_bytes
+
+    gradients, before, after = first
+    rival.step()
+    row: Row = {"difference": largest_difference(gradients, rival.gradients())}
+    row |= _state(before, after, rival.state_values())
+    row["peak_bytes"] = asdict(peak_bytes(rival.step, options.runs))
+    _, ratio = paired_ratios(stock.step, rival.step, options.pairs)
+    return row | {"time_of_stock": asdict(ratio)}
+
+
+def _state(before: Any, stock: Any, found: Any) -> Row:
+    """What a step has left behind: batch statistics, and counters of seeds."""
+    import numpy as np
+
+    row: Row = {"statistics": None, "seeds": None}
+    moved = [
+        (a, b, c)
+        for a, b, c in zip(before, stock, found, strict=True)
+        if not np.array_equal(a, b)
+    ]
+    floats = [parts for parts in moved if np.issubdtype(parts[0].dtype, np.floating)]
+    counters = [parts for parts in moved if np.issubdtype(parts[0].dtype, np.integer)]
+    if floats:
+        # One update moves by d; a second one, from there, by nearly as much again.
+        shares = [np.abs(c - a).max() / np.abs(b - a).max() for a, b, c in floats]
+        row["statistics"] = "once" if max(shares) < 1.3 else "twice"
+    if counters:
+        same = all(np.array_equal(b, c) for _, b, c in counters)
+        row["seeds"] = "as stock" if same else "drawn again"
+    return row
+
+
+def phrase(error: Exception) -> str:
+    """An error in one line: without colours, Keras's first line and the rest."""
+    text = re.sub(r"\x1b\[\d*m", "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith("Exception encountered")]
+    words = (telling or lines or [""])[0]
+    words = textwrap.shorten(words, 90, placeholder=" ...")
+    return f"{type(error).__name__}: {words}".rstrip(" :")
+
+
+# ---- the table
+
+
+def _peak(row: Row) -> str | None:
+    return f"{row['peak_bytes']['most'] / 1e6:.1f}" if "peak_bytes" in row else None
+
+
+def _share(row: Row) -> str | None:
+    return f"{row['peak_of_stock']:.3f}" if "peak_of_stock" in row else None
+
+
+def _time(row: Row) -> str | None:
+    spread = row.get("time_of_stock")
+    return spread and "{median:.2f} ({least:.2f}-{most:.2f})".format(**spread)
+
+
+def _gradients(row: Row) -> str | None:
+    if "error" in row:
+        return f"raises {row['error']}"
+    if "difference" not in row:
+        return None
+    wrong = row["difference"] > WRONG
+    return f"{row['difference']:.0e}{' WRONG' if wrong else ''}"
+
+
+COLUMNS = [
+    ("model", lambda row: row["model"]),
+    ("way", lambda row: row["peer"]),
+    ("peak MB", _peak),
+    ("of stock", _share),
+    ("time of stock", _time),
+    ("statistics", lambda row: row.get("statistics")),
+    ("seeds", lambda row: row.get("seeds")),
+    ("gradients", _gradients),
+]
+
+
+def is_fault(row: Row) -> bool:
+    """Whether a row of ours is not as it must be."""
+    return row["peer"] in OURS and (
+        "error" in row
+        or row["difference"] > WRONG
+        or row["statistics"] == "twice"
+        or row["seeds"] == "drawn again"
+    )
+
+
+def main() -> int:
+    options = parse()
+    rows = [
+        row
+        for name in MODELS
+        if name in (options.models or MODELS)
+        for row in bench(name, options)
+    ]
+    print((markdown if options.markdown else table)(COLUMNS, rows))
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        report = {"jit": options.jit, "scale": options.scale, "rows": rows}
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if any(map(is_fault, rows)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What the guide says can be run runs, and what it prints is what comes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+GUIDE = (ROOT / "docs" / "guide.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced code blocks of the guide in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE, re.M | re.S)
+
+
+def scripts() -> list[str]:
+    """The blocks as a reader tries them: each import of the library starts anew."""
+    found: list[list[str]] = []
+    for block in blocks("python"):
+        if "\nimport memory_saving_gradients as msg\n" in block:
+            found.append([])
+        found[-1].append(block)
+    return ["\n\n".join(parts) for parts in found]
+
+
+def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = folder / "train.py"
+    path.write_text(script, "utf-8")
+    # Last on the path, so that an installed package wins over the checkout.
+    starter = (
+        "import runpy, sys; sys.path.append(sys.argv[2]); "
+        "runpy.run_path(sys.argv[1], run_name='__main__')"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", starter, path, ROOT],
+        cwd=folder,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def outputs(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("guide")
+    return [run(script, folder) for script in scripts()]
+
+
+def test_examples_run(outputs: list[subprocess.CompletedProcess[str]]):
+    assert len(outputs) == 2
+    for output in outputs:
+        assert output.returncode == 0, output.stderr[-3000:]
+
+
+def test_fit_says_what_it_saves(outputs: list[subprocess.CompletedProcess[str]]):
+    lines = re.findall(r"^INFO:.*predicted peak.*measured.*$", outputs[0].stderr, re.M)
+    assert lines
+
+
+def test_the_plan_is_as_printed(outputs: list[subprocess.CompletedProcess[str]]):
+    (printed,) = blocks("text")
+    start = outputs[0].stdout.index("Checkpoints:")
+    told = printed.splitlines()
+    found = outputs[0].stdout[start:].splitlines()[: len(told)]
+    for one, other in zip(told, found, strict=True):
+        figure = r"(?<![\w.:/])\d+\.?\d*\b"  # not in names of ops and files
+        assert len(re.findall(figure, one)) == len(re.findall(figure, other)), other
+        words = re.match(r"^ *[A-Z]?[a-z ]*", one)
+        assert words is not None
+        # Names of layers change with the planner, words do not.
+        if re.match(r"^[A-Z]|^  (predicted|extra|kept|planning)", one):
+            assert other.startswith(words.group()), other
+    peaks = [re.findall(r"[\d.]+", text[1]) for text in (told, found)]
+    assert [float(n) for n in peaks[0]] == pytest.approx(
+        [float(n) for n in peaks[1]], rel=0.05
+    )
+
+
+def test_every_block_checks_what_it_shows():
+    without = [
+        block
+        for block in blocks("python")
+        if not re.search(r"\bassert|print\(plan\)|logging", block)
+    ]
+    assert without == []
+    lines = "".join(blocks("python")).splitlines()
+    assert [line for line in lines if len(line) > 88] == []
+
+
+def test_links_lead_somewhere():
+    headings = re.findall(r"^#+ (.+)$", GUIDE, re.M)
+    anchors = {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", GUIDE)) <= anchors
+    for link in re.findall(r"\]\(([^)#]+)\)", GUIDE):
+        assert link.startswith("http") or (ROOT / "docs" / link).exists(), link
