@@ -79,6 +79,16 @@ install_with_tensorflow() {
   "$venv/bin/python" -m pip install "$@"
 }
 
+# Keras 2, for the tests of it: without what it depends on, which would bring a second
+# TensorFlow. Where it cannot be had these tests are left out.
+install_keras_2() {
+  local version
+  version=$("$1/bin/python" -c \
+    'import tensorflow as tf; print(".".join(tf.__version__.split(".")[:2]))')
+  "$1/bin/python" -m pip install --no-deps "tf_keras==$version.*" ||
+    say "going on without tf_keras $version"
+}
+
 ensure_venv() {
   local extra=$1 venv=${MSG_VENV:-$ROOT/.venv} stamp expected
   stamp=$venv/.complete-$extra
@@ -89,5 +99,6 @@ ensure_venv() {
   fi
   make_venv "$venv"
   install_with_tensorflow "$venv" --editable "${ROOT}[$extra]"
+  case $extra in test | dev) install_keras_2 "$venv" ;; esac
   echo "$expected" >"$stamp"
 }
