@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ __all__ = [
     "session_peak_bytes",
     "take_gradients",
     "warm_up",
+    "without_meta_optimizer",
 ]
 
 MIB = 2**20
@@ -184,6 +186,18 @@ def _residual_network(blocks: int) -> tuple[tf.Tensor, list[tf.Tensor]]:
         weights.append(tf.compat.v1.placeholder(tf.float32, [8, 8]))
         x = x + tf.tanh(x @ weights[-1]) * x
     return tf.reduce_sum(x), weights
+
+
+@contextmanager
+def without_meta_optimizer() -> Iterator[None]:
+    """Calls inside run without Grappler: equal graphs give equal bits then."""
+    options = tf.config.optimizer
+    before = options.get_experimental_options().get("disable_meta_optimizer", False)
+    options.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        options.set_experimental_options({"disable_meta_optimizer": before})
 
 
 def warm_up(modes: Sequence[str]) -> None:

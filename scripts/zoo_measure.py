@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import memory_saving_gradients as msg
-from measuring import peak_bytes
+from measuring import peak_bytes, without_meta_optimizer
 from zoo_models import Specimen, architectures
 
 __all__ = ["examine", "specimen"]
@@ -107,7 +106,7 @@ def examine(subject: Specimen, checkpoints: str, runs: int = 5) -> dict[str, Any
     new = _Step(subject, slots, _noting(checkpoints, plans))
     reference, again, ours = stock.gradients(), stock.gradients(), new.gradients()
     peaks = [peak_bytes(step, runs) for step in (stock, new)]
-    with _unoptimized():
+    with without_meta_optimizer():
         plain = stock.gradients()
         exact = _compare(plain, [stock.gradients()], new.gradients())
     found = _compare(reference, [again, plain], ours)
@@ -138,15 +137,6 @@ def _planned(plans: Sequence[msg.Plan]) -> dict[str, Any]:
         "ops": sum(len(plan.reading.graph.ops) for plan in plans),
         "reason": next((plan.reason for plan in plans if plan.reason), ""),
     }
-
-
-@contextmanager
-def _unoptimized() -> Iterator[None]:
-    """Without Grappler's meta-optimizer, which fuses a little differently each time."""
-    options = tf.config.optimizer
-    options.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    options.set_experimental_options({"disable_meta_optimizer": False})
 
 
 def _compare(stock: Arrays, others: Sequence[Arrays], new: Arrays) -> dict[str, Any]:

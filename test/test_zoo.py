@@ -117,3 +117,20 @@ def test_an_unknown_name_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("sys.argv", ["zoo.py", "LeNet"])
     with pytest.raises(SystemExit, match="no such architecture: LeNet"):
         zoo.main()
+
+
+# -- the document ----------------------------------------------------------------------
+
+
+def test_the_table_in_the_documents_has_no_fault():
+    text = (Path(__file__).resolve().parents[1] / "docs" / "zoo.md").read_text("utf-8")
+    lines = text.split("<!-- zoo: begin -->")[1].split("<!-- zoo: end -->")[0]
+    rows = [line.strip("|").split(" | ") for line in lines.splitlines() if "|" in line]
+    heads, body = [head.strip() for head in rows[0]], rows[2:]
+    assert heads == [head for head, _ in zoo.COLUMNS]
+    names = [cells[0].strip() for cells in body]
+    known = list(architectures())
+    assert names == [name for name in known if name in names]
+    for cells in body:
+        assert cells[heads.index("bits")] == "equal"
+        assert cells[-1].strip() == "ok"
