@@ -18,6 +18,7 @@ from memory_saving_gradients import (
     cost,
     op_types,
     replicas,
+    resources,
     tf_internals,
 )
 from memory_saving_gradients.graph import (
@@ -140,6 +141,7 @@ class _Reader:
             self._sizes = replicas.sizes_here(self._sizes, self._tensors, created)
         self._pinned = replicas.makers_of_what_is_read(foreign)
         self._frames = control_flow_v1.frames(self._ops)
+        self._users_before = resources.users_before(backward)
         self._unorderable = self._foreign.union(
             control_flow_v1.unorderable(self._ops, self._frames)
         )
@@ -195,7 +197,8 @@ class _Reader:
             sum(self._sizes[i] for i in outputs),
             {name: op.get_attr(name) for name in op_types.ATTRIBUTES.get(op.type, ())},
         )
-        waits_for = (*op.control_inputs, *self._frames.get(id(op), ()))
+        waits_for = [*op.control_inputs, *self._frames.get(id(op), ())]
+        waits_for += self._users_before.get(id(op), ())
         free = op.type in _FREE_TYPES
         return OpNode(
             id=number,

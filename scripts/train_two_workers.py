@@ -41,7 +41,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from arguments import count
+from arguments import count, names_of
 from tables import table
 
 WORKERS = 2
@@ -61,6 +61,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--out", type=Path, help="folder for weights and figures (a temporary one)")
+    add(
+        "--ways", type=names_of(WAYS), default=list(WAYS), help="of training (fit,loop)"
+    )
     add("--steps", type=count(2), default=3, help="training steps of each row (3)")
     add("--batch", type=count(), default=1024, help="rows for each worker (1024)")
     add("--layers", type=count(4), default=10, help="dense layers (10)")
@@ -188,7 +191,7 @@ def work(arguments: argparse.Namespace) -> None:
     peaks: dict[str, int] = {}
     arrays: dict[str, np.ndarray] = {}
     recomputed: dict[str, int] = {}
-    for way in WAYS:
+    for way in arguments.ways:
         for mode in MODES:
             here = msg.enabled(mode) if mode != "stock" else contextlib.nullcontext()
             with here:
@@ -228,6 +231,7 @@ def workers(arguments: argparse.Namespace) -> Iterator[list[subprocess.Popen[byt
                 "task": {"type": "worker", "index": task},
             }
             own = ["--task", task, "--parent", os.getpid(), "--out", arguments.out]
+            own += ["--ways", ",".join(arguments.ways)]
             for name in ("steps", "batch", "layers", "width"):
                 own += [f"--{name}", getattr(arguments, name)]
             with open(arguments.out / f"worker{task}.log", "wb") as log:
@@ -286,7 +290,7 @@ def largest(one: Any, other: Any, left: str, right: str) -> float:
     )
 
 
-def rows_of(out: Path) -> list[dict[str, Any]]:
+def rows_of(out: Path, ways: Sequence[str]) -> list[dict[str, Any]]:
     """The figures of all workers, ways and modes."""
     arrays = [np.load(out / f"worker{task}.npz") for task in range(WORKERS)]
     told = [
@@ -308,7 +312,7 @@ def rows_of(out: Path) -> list[dict[str, Any]]:
             },
             "workers": largest(*arrays, f"{way} {mode} ", f"{way} {mode} "),
         }
-        for way in WAYS
+        for way in ways
         for mode in MODES
         for task in range(WORKERS)
     ]
@@ -345,7 +349,7 @@ def main() -> int:
         except WorkerError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-        rows = rows_of(arguments.out)
+        rows = rows_of(arguments.out, arguments.ways)
     print(
         table(
             [

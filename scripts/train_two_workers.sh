@@ -6,6 +6,7 @@
 # of peaks and of differences from stock, and fails if a peak does not fall or a number
 # differs. Leaves no process behind, whatever happens.
 #   --out FOLDER    keeps weights, figures and logs there (default: a temporary folder)
+#   --ways LIST     "fit", "loop" or both, with a comma between them (default: both)
 #   --steps N       training steps for each row (default: 3)
 #   --batch N       rows for each worker (default: 1024)
 #   --layers N      dense layers (default: 10)

@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("simulate", "sweep"),
     ("planners", "gain"),
     ("tf_internals", "user_code", "keras_models"),
-    ("control_flow_v1", "tf_shapes", "replicas"),
+    ("control_flow_v1", "tf_shapes", "replicas", "resources"),
     ("tf_read",),
     ("selection",),
     ("fences",),
