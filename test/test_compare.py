@@ -82,9 +82,13 @@ def test_run_all_tests_hands_its_arguments_on(tmp_path: Path):
         return done.stdout.splitlines()
 
     compare = f"called: {checkout}/scripts/compare_depths.py"
-    assert called() == ["called: -m pytest", f"{compare} --out {checkout}/out"]
+    # What it would be told is checked before the suite takes its time.
+    check = "called: -c import compare_depths; compare_depths.parse()"
+    suite = "called: -m pytest -n 2 --dist worksteal"
+    assert called() == [check, suite, f"{compare} --out {checkout}/out"]
     assert called("--no-suite", "--quick", "--out", "x") == [
-        f"{compare} --quick --out x"
+        f"{check} --quick --out x",
+        f"{compare} --quick --out x",
     ]
 
 

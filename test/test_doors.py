@@ -387,12 +387,14 @@ def mirrored_peak() -> None:
     assert new < 0.5 * stock, (new, stock)
 
 
+@pytest.mark.slow
 def test_the_peak_falls_under_synchronised_batch_norm() -> None:
     running = python("import test_doors; test_doors.mirrored_peak()")
     _, errors = running.communicate(timeout=120)
     assert running.returncode == 0, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("synchronised", [False, True])
 def test_replicas_of_a_mirrored_strategy(synchronised: bool) -> None:
     running = python(f"import test_doors; test_doors.mirrored({synchronised})")

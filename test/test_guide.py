@@ -54,17 +54,20 @@ def outputs(
     return [run(script, folder) for script in scripts()]
 
 
+@pytest.mark.slow
 def test_examples_run(outputs: list[subprocess.CompletedProcess[str]]):
     assert len(outputs) == 2
     for output in outputs:
         assert output.returncode == 0, output.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_fit_says_what_it_saves(outputs: list[subprocess.CompletedProcess[str]]):
     line = r"^.*predicted peak.*instead of stock's.*measured.*$"
     assert re.findall(line, outputs[0].stdout, re.M)
 
 
+@pytest.mark.slow
 def test_the_plan_is_as_printed(outputs: list[subprocess.CompletedProcess[str]]):
     (printed,) = blocks("text")
     start = outputs[0].stdout.index("Checkpoints:")

@@ -216,6 +216,7 @@ def test_an_eager_model_is_told_once() -> None:
 # -- saving, copies, clones ------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [sequential, functional])
 def test_a_saved_model_loads_without_the_library(tmp_path: Path, build: Any) -> None:
     model = made(build)

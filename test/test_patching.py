@@ -179,6 +179,7 @@ def test_routes(route: str) -> None:
     assert rewired() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", JITTED)
 def test_routes_under_xla(route: str) -> None:
     # As users have it: without Grappler XLA takes ten times as long to compile.

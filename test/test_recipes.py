@@ -87,6 +87,7 @@ def test_optimizers(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_all_at_once_under_xla() -> None:
     def optimizer() -> Any:
         return optimizers.Adam(

@@ -199,6 +199,7 @@ def peaks(kind: str) -> None:
 # -- and these start them --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "calls",
     [
@@ -234,6 +235,7 @@ def left_behind(out: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_two_workers(tmp_path: Path) -> None:
     small = ["--steps", 2, "--layers", 4, "--width", 64, "--batch", 4096]
     running = start("--out", tmp_path, "--ways", "fit", *small, "--timeout", 280)

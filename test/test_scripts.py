@@ -236,6 +236,7 @@ def test_table_for_documents():
     ]
 
 
+@pytest.mark.slow
 def test_demo_trains_all_three_alike(tmp_path: Path):
     options = demo.parse(["--blocks", "1", "--batch", "8", "--steps", "1"])
     rows = demo.compare("v1 graph", demo.in_a_session, options)

@@ -21,6 +21,7 @@ SAMPLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_gradients_are_those_of_stock_in_less_memory(name: str):
     subject = zoo_measure.specimen(name, SAMPLE[name])
@@ -33,6 +34,7 @@ def test_gradients_are_those_of_stock_in_less_memory(name: str):
     assert zoo.verdict({"name": name, **row}) == "ok"
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_saved_the_graph_stays_stocks():
     row = zoo_measure.examine(zoo_measure.specimen("frozen backbone", 0.5), "memory", 1)
     assert row["exact"]["equal_bits"]
