@@ -41,7 +41,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--costs", metavar="FILE", help="write measured seconds by op name, as JSON"
     )
-    parser.add_argument("--device", metavar="NAME", help='only this one, as "/gpu:0"')
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        type=lambda text: f"/{text.lower().lstrip('/')}",
+        help='only this one, as "/gpu:0"',
+    )
     parser.add_argument(
         "--top", type=_count, default=5, help="tensors to list (default: %(default)s)"
     )

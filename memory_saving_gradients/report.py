@@ -48,6 +48,8 @@ def explain(plan: Plan) -> str:
     lines = []
     if plan.reason:
         lines.append(f"The graph was left as TensorFlow made it: {plan.reason}.")
+        if not plan.reading.graph.results:
+            return lines[0]
     elif plan.recomputed:
         lines.append(_little(plan))
     culprits = (filler(plan, size), resting(plan, size, 1.0))

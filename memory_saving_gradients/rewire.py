@@ -181,6 +181,8 @@ def _reason_for_stock(
     checkpoints: Checkpoints, problem: Problem, schedule: Schedule, gain: Gain
 ) -> str:
     """Why the graph is left as it is, or "". What the user selects is obeyed."""
+    if not problem.buffers.graph.results:
+        return "none of the `xs` reaches the `ys`, so that every gradient is None"
     if schedule.recomputed:
         return gain.reason_against() if isinstance(checkpoints, Auto) else ""
     if not problem.candidates:

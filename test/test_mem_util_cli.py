@@ -154,3 +154,9 @@ def test_top_is_a_count(metadata_file, capsys):
     with pytest.raises(SystemExit):
         main([str(metadata_file), "--top", "-3"])
     assert "expected a count" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["/gpu:0", "gpu:0", "GPU:0"])
+def test_a_device_by_any_of_its_names(name, metadata_file, capsys):
+    assert main([str(metadata_file), "--device", name]) == 0
+    assert "/gpu:0" in capsys.readouterr().out

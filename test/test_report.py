@@ -221,3 +221,13 @@ def test_what_may_not_run_twice_is_named_with_its_reason() -> None:
     told = msg.last_plan().summary()
     assert "The largest is that of PartitionedCall" in told
     assert "it calls a function" in told
+
+
+def test_a_gradient_of_nothing_says_so() -> None:
+    with tf.Graph().as_default():
+        x, other = (tf.compat.v1.placeholder(tf.float32, [64, 64]) for _ in range(2))
+        found = msg.gradients(tf.reduce_sum(tf.tanh(x)), other, checkpoints="memory")
+    assert found == [None]
+    told = msg.last_plan().summary()
+    assert "every gradient is None" in told
+    assert "reads and writes" not in told
