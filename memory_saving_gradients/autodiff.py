@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import fences, replicas, selection, tf_internals
 from memory_saving_gradients.checkpoints import Checkpoints, Collection, parse
-from memory_saving_gradients.plan import Plan, last_plan
+from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.rewire import StockGradient, rewire
 from memory_saving_gradients.tf_write import Rewiring
@@ -50,14 +50,12 @@ class Outcome:
     Attributes:
         gradients: What the caller gets.
         rewiring: What was redirected, None if the graph is as stock made it.
-        plan: What was planned, None if it did not come to that.
-        reason: Why it stayed stock, or "".
+        plan: What was planned; its `reason` says why the graph stayed stock.
     """
 
     gradients: list[Any]
     rewiring: Rewiring | None
-    plan: Plan | None
-    reason: str
+    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ def save_memory(
             for seed in as_list(seeds)
             if tf.is_symbolic_tensor(seed) and id(seed.op) in own
         ]
-        gradients, rewiring = rewire(
+        gradients, rewiring, plan = rewire(
             StockGradient(graph, targets, starts, stock, created, foreign),
             checkpoints,
             unknown_dim=setting.unknown_dim,
@@ -165,8 +163,7 @@ def save_memory(
         )
         if rewiring is not None:
             setattr(graph, _REWIRED, [*getattr(graph, _REWIRED, ()), rewiring])
-    plan = last_plan()
-    return Outcome(gradients, rewiring, plan, plan.reason if plan else "")
+    return Outcome(gradients, rewiring, plan)
 
 
 def as_list(value: Any) -> list[Any]:

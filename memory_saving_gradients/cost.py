@@ -55,7 +55,7 @@ _ELEMENTWISE = 1.0
 _TRANSCENDENTAL = 20.0
 _RANDOM = 400.0
 """A counter-based generator goes through many rounds for each number: on a CPU a draw
-takes as long as reading its result twenty times."""
+takes as long as reading its result ten times."""
 _TRANSCENDENTAL_TYPES = frozenset(
     """Acos Acosh Asin Asinh Atan Atan2 Atanh Cos Cosh Digamma Elu Erf Erfc Erfinv
     Exp Expm1 Lgamma Log Log1p LogSoftmax Pow Selu Sigmoid Sin Sinh Softmax Softplus

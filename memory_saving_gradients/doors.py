@@ -205,7 +205,7 @@ def handle(
             tf_internals.GRAPHS.wrap(_through_graphs)
             _counts.rewired[route] += 1
         else:
-            _counts.stock[outcome.reason] += 1
+            _counts.stock[outcome.plan.reason] += 1
     if setting.done is not None:
         setting.done(outcome)
     return outcome

@@ -11,7 +11,7 @@ with the ops that are ready then, in the order of their edges:
 So a chain of expensive ops runs depth first, and a side branch waits until its thread
 has nothing better to do, rather than in turn as a single queue would have it. On a
 transformer with dropout the difference is that between a random mask being drawn when
-it is needed and all masks being drawn at the start (96 and 200 MiB).
+it is needed and all masks being drawn at the start.
 
 With one thread this is what happens; with several, idle threads take side branches
 earlier. Pure: plain data in, plain data out. Linear.

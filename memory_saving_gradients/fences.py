@@ -3,11 +3,11 @@
 The executor keeps every control edge, so a tie is one: the waiting op gets a control
 input, even if it reads what the other op makes, for Grappler moves data edges: of
 `c1 * (c2 * x)` with constants c it makes `(c1 * c2) * x`, and the product no longer
-waits for anything but x. On a transformer, whose gelu is full of such pairs, that cost
-14 of 139 MiB. So the constants of such pairs are hidden from it, too, behind a
-`PlaceholderWithDefault`. Only a call, a branch or a loop is different: once its body
-has been inlined, an edge from it stands for the body's side effects and not for its
-results. There the edge hangs on an `Identity` of the first result.
+waits for anything but x. (Every gelu holds such pairs.) So their constants are hidden
+from it, too, behind a `PlaceholderWithDefault`. Only a call, a branch or a loop is
+different: once its body has been inlined, an edge from it stands for the body's side
+effects and not for its results. There the edge hangs on an `Identity` of the first
+result.
 
 XLA drops control edges, and then merges each copy with its original (common
 subexpression elimination), so that nothing is saved; `XlaOptimizationBarrier` is

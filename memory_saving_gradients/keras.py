@@ -28,14 +28,12 @@ from memory_saving_gradients.autodiff import (
     parse_setting,
 )
 from memory_saving_gradients.errors import MemorySavingGradientsError, shortened
-from memory_saving_gradients.keras_layers import Outputs, choose, layers_of_model
+from memory_saving_gradients.keras_layers import WHERE, Outputs, choose, layers_of_model
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.tf_internals import Funnel
 from memory_saving_gradients.wording import sizes_like
 
 __all__ = ["memory_saving"]
-
-WHERE = "`memory_saving_gradients.memory_saving`"
 
 _log = logging.getLogger(__name__)
 
@@ -72,8 +70,8 @@ def memory_saving(
     and `save` are as before, and so are all other models. The setting outlives
     `compile` and `load_weights`; `keras.models.clone_model` hands it on. It is not
     saved: a model that is loaded, copied or unpickled is an ordinary one. After the
-    first step one line is logged (INFO): what stock would need at the peak, what the
-    plan needs, and what was measured.
+    first step one line is printed, or logged where a log of level INFO is on: what
+    stock would need at the peak, what the plan needs, and what was measured.
 
     It counts more than `enable()` and less than an argument `checkpoints=` in a
     `train_step` of your own. A model inside another one trains with that one's setting.
@@ -138,16 +136,18 @@ def _package(model: Any) -> str:
 
 
 def _layers(model: Any, package: str) -> dict[str, Any]:
-    layer_class = importlib.import_module(package).layers.Layer
-    return layers_of_model(model, layer_class)
+    return layers_of_model(model, _layer_class(package))
+
+
+def _layer_class(package: str) -> Any:
+    return importlib.import_module(package).layers.Layer
 
 
 def _wish(model: Any, checkpoints: Any, unknown_dim: int, package: str) -> _Wish:
     """Tells layers from everything else that `checkpoints` may be."""
     layers = _layers(model, package)
-    layer_class = importlib.import_module(package).layers.Layer
     chosen: list[Any] | None = None
-    if isinstance(checkpoints, layer_class | re.Pattern):
+    if isinstance(checkpoints, _layer_class(package) | re.Pattern):
         chosen = [checkpoints]
     elif isinstance(checkpoints, str):
         names = {name for path, layer in layers.items() for name in (path, layer.name)}
@@ -253,8 +253,7 @@ def _clone(before: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
 
 def _note_plan(plans: list[Plan]) -> Callable[[Outcome], None]:
     def note(outcome: Outcome) -> None:
-        if outcome.plan is not None:
-            plans.append(outcome.plan)
+        plans.append(outcome.plan)
 
     return note
 

@@ -23,9 +23,10 @@ from memory_saving_gradients.errors import (
     shortened,
 )
 
-__all__ = ["Outputs", "choose", "layers_of_model"]
+__all__ = ["WHERE", "Outputs", "choose", "layers_of_model"]
 
 WHERE = "`memory_saving_gradients.memory_saving`"
+"""The public function that messages speak for."""
 
 
 def layers_of_model(model: Any, layer_class: type[Any]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 1. `tf_read` turns the graph into plain data, `schedule` orders the backward ops.
 2. A strategy, or the user, selects what is kept.
-3. The selection is laid out and simulated, and dropped if it saves nothing.
+3. The selection is laid out and simulated; an automatic one is dropped if it gains
+   too little.
 4. `tf_write` rewires the backward ops.
 5. What was done is remembered as a `Plan` and logged in one line.
 """
@@ -95,7 +96,7 @@ def _garbage_collection_paused() -> Iterator[None]:
 @_garbage_collection_paused()
 def rewire(
     built: StockGradient, checkpoints: Checkpoints, *, unknown_dim: int, verify: bool
-) -> tuple[list[Any], Rewiring | None]:
+) -> tuple[list[Any], Rewiring | None, Plan]:
     """Makes the backward pass that was just built recompute instead of hold.
 
     Args:
@@ -106,7 +107,8 @@ def rewire(
             recomputed tensor is what it was the first time.
 
     Returns:
-        The gradients, and what was redirected (None if the graph stays as it is).
+        The gradients, what was redirected (None if the graph stays as it is), and the
+        plan.
     """
     started = time.perf_counter()
     graph = built.graph
@@ -135,7 +137,7 @@ def rewire(
     plan = _plan(checkpoints, reading, decision, elapsed, graph)
     remember(plan)
     _report(plan)
-    return gradients, rewiring
+    return gradients, rewiring, plan
 
 
 def _decide(

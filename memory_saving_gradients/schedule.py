@@ -155,7 +155,7 @@ def make_schedule(
     held = frozenset(
         t for t in needed if t in kept or buffers.graph.tensors[t].op not in redone
     )
-    ties = _ties(buffers, steps, held, seeds, significant_bytes)
+    ties = _ties(buffers, steps, seeds, significant_bytes)
     return Schedule(steps, tuple(ties), held)
 
 
@@ -170,7 +170,6 @@ def _needed_tensors(buffers: Buffers, redone: Set[int]) -> list[int]:
 def _ties(
     buffers: Buffers,
     steps: tuple[Step, ...],
-    held: Set[int],
     seeds: Set[int],
     significant_bytes: int,
 ) -> list[tuple[int, int]]:

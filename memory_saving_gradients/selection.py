@@ -158,8 +158,7 @@ def _serving(problem: Problem) -> frozenset[int]:
     buffers = problem.buffers
     return frozenset(
         tensor
-        for position in problem.useful
-        for tensor in buffers.makes[buffers.forward[position]]
+        for tensor in problem.useful_tensors
         if buffers.pinned(tensor) is None and tensor not in buffers.endless
     )
 

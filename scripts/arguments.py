@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["count", "counts", "names_of", "positive"]
+__all__ = ["count", "counts", "names_of", "positive", "refuse_unknown"]
 
 
 def count(least: int = 1, most: int | None = None) -> Callable[[str], int]:
@@ -58,6 +58,18 @@ def names_of(known: tuple[str, ...]) -> Callable[[str], list[str]]:
         return names
 
     return parsed
+
+
+def refuse_unknown(
+    parser: argparse.ArgumentParser,
+    given: Iterable[str],
+    known: Sequence[str],
+    what: str,
+) -> None:
+    """Ends the script if one of the given names is not known."""
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        parser.error(f"no such {what}: {', '.join(unknown)}. Take {', '.join(known)}")
 
 
 if __name__ == "__main__":

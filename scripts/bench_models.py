@@ -43,17 +43,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arguments import count, counts, names_of, positive
+from arguments import count, counts, names_of, positive, refuse_unknown
 from bench_tables import Row, sentence, show
+from tables import say
 
 MODEL_NAMES = ("mlp", "transformer", "resnet62", "unet", "densenet121", "resnet50")
 MODES = ("memory", "speed", "collection", "list")
 PARTS = (*MODEL_NAMES, "chains", "building")
-
-
-def say(text: str) -> None:
-    """Progress, apart from the tables."""
-    print(f"... {text}", file=sys.stderr, flush=True)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -96,9 +92,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     # One process of `chains` with so many threads: prints its rows as JSON.
     parser.add_argument("--chain-worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    unknown = sorted(set(options.parts) - set(PARTS))
-    if unknown:
-        parser.error(f"no such part: {', '.join(unknown)}. Take {', '.join(PARTS)}")
+    refuse_unknown(parser, options.parts, PARTS, "part")
     return options
 
 

@@ -43,8 +43,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arguments import count, names_of, positive
-from tables import markdown, table
+from arguments import count, names_of, positive, refuse_unknown
+from tables import markdown, say, table
 
 MODELS = ("mlp", "transformer", "resnet50", "densenet121")
 OURS = ("memory", "speed")
@@ -54,11 +54,6 @@ WRONG, WRONG_BY_XLA = 1e-3, 0.2
 makes of that as much as a tenth in gradients that would be zero."""
 
 Row = dict[str, Any]
-
-
-def say(text: str) -> None:
-    """Progress, apart from the table."""
-    print(f"... {text}", file=sys.stderr, flush=True)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -88,9 +83,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--markdown", action="store_true", help="print a table for documents")
     add("--out", type=Path, metavar="FILE", help="write all figures there as JSON")
     options = parser.parse_args(arguments)
-    unknown = sorted(set(options.models) - set(MODELS))
-    if unknown:
-        parser.error(f"no such model: {', '.join(unknown)}. Take {', '.join(MODELS)}")
+    refuse_unknown(parser, options.models, MODELS, "model")
     return options
 
 

@@ -32,8 +32,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arguments import count, names_of, positive
-from tables import table
+from arguments import count, names_of, positive, refuse_unknown
+from tables import say, table
 
 if TYPE_CHECKING:
     from prediction import Overlay
@@ -42,11 +42,6 @@ MODES = ("memory", "speed")
 MODEL_NAMES = ("mlp", "transformer", "resnet62", "unet", "densenet121")
 MIB = 2**20
 Row = dict[str, Any]
-
-
-def say(text: str) -> None:
-    """Progress, apart from the table."""
-    print(f"... {text}", file=sys.stderr, flush=True)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -68,9 +63,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--scale", type=positive, default=1.0, help="size of the models (1.0)")
     add("--out", type=Path, default=Path("out"), help="folder of the pictures (out)")
     options = parser.parse_args(arguments)
-    unknown = sorted(set(options.models) - set(MODEL_NAMES))
-    if unknown:
-        parser.error(f"no such model: {', '.join(unknown)}. Take {known}")
+    refuse_unknown(parser, options.models, MODEL_NAMES, "model")
     return options
 
 

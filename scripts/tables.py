@@ -1,13 +1,19 @@
-"""A plain table for the terminal or for documents, from rows that are dictionaries."""
+"""What scripts print: progress, and tables from rows that are dictionaries."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["markdown", "table"]
+__all__ = ["markdown", "say", "table"]
 
 Column = tuple[str, Callable[[Mapping[str, Any]], Any]]
+
+
+def say(text: str) -> None:
+    """Progress, apart from the tables."""
+    print(f"... {text}", file=sys.stderr, flush=True)
 
 
 def _text(value: Any) -> str:

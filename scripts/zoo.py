@@ -44,15 +44,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from arguments import count, positive
-from tables import markdown, table
+from tables import markdown, say, table
 
 MODES = ("memory", "speed")
 Row = dict[str, Any]
-
-
-def say(text: str) -> None:
-    """Progress, apart from the table."""
-    print(f"... {text}", file=sys.stderr, flush=True)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

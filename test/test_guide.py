@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from document_helpers import ROOT, blocks_of, run_as_reader
 
-ROOT = Path(__file__).resolve().parents[1]
 GUIDE = (ROOT / "docs" / "guide.md").read_text("utf-8")
 
 
 def blocks(language: str) -> list[str]:
     """The fenced code blocks of the guide in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE, re.M | re.S)
+    return blocks_of(GUIDE, language)
 
 
 def scripts() -> list[str]:
@@ -29,29 +26,12 @@ def scripts() -> list[str]:
     return ["\n\n".join(parts) for parts in found]
 
 
-def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    path = folder / "train.py"
-    path.write_text(script, "utf-8")
-    # Last on the path, so that an installed package wins over the checkout.
-    starter = (
-        "import runpy, sys; sys.path.append(sys.argv[2]); "
-        "runpy.run_path(sys.argv[1], run_name='__main__')"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", starter, path, ROOT],
-        cwd=folder,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
-        capture_output=True,
-        text=True,
-    )
-
-
 @pytest.fixture(scope="module")
 def outputs(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("guide")
-    return [run(script, folder) for script in scripts()]
+    return [run_as_reader(script, folder) for script in scripts()]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
+from tape_helpers import chain, variables
 from tensorflow import GradientTape as EarlyTape
 from tensorflow import gradients as early_gradients
 from tensorflow.python.eager import imperative_grad
@@ -34,16 +35,6 @@ def nothing_is_enabled() -> Iterator[None]:
     assert imperative_grad.imperative_grad is before
 
 
-def chain(y: tf.Tensor, ws: Any) -> tf.Tensor:
-    for w in ws:
-        y = tf.tanh(tf.nn.softplus(y @ w) - 0.3 * y)
-    return y
-
-
-def variables(count: int = 8) -> list[tf.Variable]:
-    return [tf.Variable(fixed(8, 8, seed=i)) for i in range(count)]
-
-
 def rewired() -> int:
     return sum(doors.counts().rewired.values())
 
@@ -52,7 +43,7 @@ def rewired() -> int:
 
 
 def tape_route(jit: bool = False, tape: Any = EarlyTape) -> Any:
-    ws = variables()
+    ws = variables(8)
 
     @tf.function(autograph=False, jit_compile=jit)
     def step(x: tf.Tensor) -> Any:
@@ -64,7 +55,7 @@ def tape_route(jit: bool = False, tape: Any = EarlyTape) -> Any:
 
 
 def function_route() -> Any:
-    ws = variables()
+    ws = variables(8)
 
     @tf.function(autograph=False)
     def step(x: tf.Tensor) -> Any:
@@ -94,7 +85,7 @@ def optimizer_route() -> Any:
 
 
 def optimizer_in_function_route() -> Any:
-    ws = variables()
+    ws = variables(8)
     optimizer = v1.train.GradientDescentOptimizer(0.1)
 
     @tf.function(autograph=False)
@@ -376,7 +367,7 @@ def test_two_threads_trace() -> None:
 
 
 def test_explicit_checkpoints_come_first_and_nothing_is_rewired_twice() -> None:
-    ws = variables()
+    ws = variables(8)
 
     @tf.function(autograph=False)
     def step(x: tf.Tensor) -> Any:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from document_helpers import ROOT, blocks_of, run_as_reader
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 FIRST_FOLDERS = ("docs", "scripts", "test", ".ci")
@@ -21,27 +19,14 @@ PREAMBLE = "import logging; logging.basicConfig(level=logging.INFO)\n"
 
 def blocks(language: str) -> list[str]:
     """The fenced code blocks of the README in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+    return blocks_of(README, language)
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess:
     """All examples, one after the other in one process, as a reader would try them."""
     folder = tmp_path_factory.mktemp("readme")
-    script = folder / "train.py"
-    script.write_text(PREAMBLE + "\n\n".join(blocks("python")), "utf-8")
-    # Last on the path, so that an installed package wins over the checkout.
-    starter = (
-        "import runpy, sys; sys.path.append(sys.argv[2]); "
-        "runpy.run_path(sys.argv[1], run_name='__main__')"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", starter, script, ROOT],
-        cwd=folder,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
-        capture_output=True,
-        text=True,
-    )
+    return run_as_reader(PREAMBLE + "\n\n".join(blocks("python")), folder)
 
 
 def test_examples_run(output: subprocess.CompletedProcess):
