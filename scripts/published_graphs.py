@@ -30,7 +30,8 @@ and nothing but these sums is computed in place. Gradients of parameters are lef
 as in the paper. So VGG19, untouched, peaks at 2132.3 MB (of 10^6 bytes; 2515 with the
 gradients of its parameters held to the end).
 
-Costs are the paper's: a convolution 10, everything else 1, as seconds of the op. A
+Costs are the paper's: a convolution 10, everything else 1 (U-Net's deconvolutions, too:
+only so do its forward costs add up to what is published), as seconds of the op. A
 backward op costs twice that.
 """
 
@@ -90,7 +91,7 @@ class Function:
     @property
     def seconds(self) -> float:
         """The paper's cost."""
-        heavy = "onvolution" in self.type
+        heavy = self.type.startswith("Convolution")
         return CONVOLUTION_SECONDS if heavy else OTHER_SECONDS
 
 
