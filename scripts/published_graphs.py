@@ -30,8 +30,8 @@ and nothing but these sums is computed in place. Gradients of parameters are lef
 as in the paper. So VGG19, untouched, peaks at 2132.3 MB (of 10^6 bytes; 2515 with the
 gradients of its parameters held to the end).
 
-Costs are the paper's: a convolution 10, everything else 1 (U-Net's deconvolutions, too:
-only so do its forward costs add up to what is published), as seconds of the op. A
+Costs are the paper's: a convolution 10, everything else 1 (deconvolutions,
+too), as seconds of the op. A
 backward op costs twice that.
 """
 
