@@ -29,8 +29,16 @@ def long_description() -> str:
 # second TensorFlow over the one that is there.
 TENSORFLOW_RANGE = ">=2.16"
 DEMO = ["scikit-learn>=1.2"]
+OPTIMAL = ["scipy>=1.9"]
 PROGRESS = ["tqdm>=4.64"]
-TEST = ["hypothesis>=6.80", "networkx>=3.0", "pytest>=7.4", "pytest-xdist>=3.5", *DEMO]
+TEST = [
+    "hypothesis>=6.80",
+    "networkx>=3.0",
+    "pytest>=7.4",
+    "pytest-xdist>=3.5",
+    *DEMO,
+    *OPTIMAL,
+]
 
 setup(
     name="memory_saving_gradients",
@@ -67,6 +75,7 @@ setup(
     extras_require={
         "tensorflow": [f"tensorflow{TENSORFLOW_RANGE}"],
         "tensorflow-cpu": [f"tensorflow-cpu{TENSORFLOW_RANGE}"],
+        "optimal": OPTIMAL,
         "progress": PROGRESS,
         "demo": DEMO,
         "test": TEST,

@@ -13,6 +13,7 @@ __all__ = [
     "EagerExecutionError",
     "IllegalGraphError",
     "MemorySavingGradientsError",
+    "MissingDependencyError",
     "UnknownCheckpointNameError",
     "UnsupportedTensorFlowError",
     "VerificationUnavailableError",
@@ -45,6 +46,10 @@ class VerificationUnavailableError(MemorySavingGradientsError, NotImplementedErr
 
 class UnsupportedTensorFlowError(MemorySavingGradientsError, ImportError):
     """TensorFlow is missing, too old, or no longer has what the library relies on."""
+
+
+class MissingDependencyError(MemorySavingGradientsError, ImportError):
+    """An optional package is needed for what was asked, and is not installed."""
 
 
 class IllegalGraphError(MemorySavingGradientsError, ValueError):

@@ -22,17 +22,16 @@ the forward blocks' options say: `_input_indexes_to_retain` and
 `_output_indexes_to_retain` are the inputs and outputs that the function's backward pass
 reads. They are read over.
 
-What becomes of it (`load`): each function is a forward op and has a backward op, which
-reads what is retained and the gradients of its outputs, and makes the gradients of its
-inputs. Where several functions read a tensor, its gradients are added up in place.
-Parameters and inputs rest; everything else counts, gradients of activations included,
-and nothing but these sums is computed in place. Gradients of parameters are left out,
-as in the paper. So VGG19, untouched, peaks at 2132.3 MB (of 10^6 bytes; 2515 with the
-gradients of its parameters held to the end).
+What becomes of it (`training_graph`): each function is a forward op and has a backward
+op, which reads what is retained and the gradients of its outputs, and makes the
+gradients of its inputs. Where several functions read a tensor, its gradients are added
+up in place. Parameters and inputs rest; everything else counts, gradients of
+activations included, and nothing but these sums is computed in place. Gradients of
+parameters are left out, as in the paper. So VGG19, untouched, peaks at 2132.3 MB (of
+10^6 bytes; 2515 with the gradients of its parameters held to the end).
 
-Costs are the paper's: a convolution 10, everything else 1 (deconvolutions,
-too), as seconds of the op. A
-backward op costs twice that.
+Costs are the paper's: a convolution 10, everything else 1, the transposed convolutions
+of U-Net included, as seconds of the op. A backward op costs twice that.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ __all__ = [
     "OTHER_SECONDS",
     "Function",
     "Published",
-    "load",
     "parse",
+    "paths_in",
     "problem_of",
     "training_graph",
 ]
@@ -191,19 +190,24 @@ def problem_of(graph: TrainingGraph) -> Problem:
     return Problem(Buffers(graph, backward_order(graph)))
 
 
-def load(folder: Path) -> dict[str, TrainingGraph]:
-    """All published graphs of a folder by the names of their files.
+def paths_in(folder: Path, names: Sequence[str] = ()) -> list[Path]:
+    """The files of the graphs in a folder, or of those that are named.
 
     Raises:
-        ValueError: There is none, or one is of another format.
+        ValueError: There are none, or not those.
     """
-    paths = sorted(folder.glob("*.txt"))
+    paths = {path.stem: path for path in sorted(folder.glob("*.txt"))}
     if not paths:
         raise ValueError(
             f"{folder} holds no file *.txt: pass the folder into which you copied the "
             "graphs of https://github.com/pfnet-research/recompute"
         )
-    return {path.stem: training_graph(parse(path)) for path in paths}
+    unknown = [name for name in names if name not in paths]
+    if unknown:
+        raise ValueError(
+            f"{folder} has no graph {', '.join(unknown)}. Take {', '.join(paths)}"
+        )
+    return [paths[name] for name in names or paths]
 
 
 class _Translation:
@@ -305,11 +309,12 @@ class _Translation:
         new = self._add(
             f"{function.type}Grad",
             (*gradients, *(self._number[t] for t in function.retained)),
-            [self._published.sizes[t] for t in wanted],
+            # Where only what rests has a gradient, that is nothing, but is made.
+            [self._published.sizes[t] for t in wanted] or (0,),
             f"gradient/{function.type}{index}",
             BACKWARD_FACTOR * function.seconds,
         )
-        for tensor, gradient in zip(wanted, new, strict=True):
+        for tensor, gradient in zip(wanted, new, strict=False):
             self._arriving.setdefault(tensor, []).append(gradient)
 
     def _summed(self, gradients: list[int]) -> int:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["markdown", "say", "table"]
+__all__ = ["Column", "markdown", "say", "table"]
 
 Column = tuple[str, Callable[[Mapping[str, Any]], Any]]
 

@@ -39,6 +39,7 @@ SHELL_SCRIPTS = (
 PYTHON_SCRIPTS = (
     "bench_models.py",
     "bench_peers.py",
+    "bench_planners.py",
     "compare_depths.py",
     "demo.py",
     "draw_schedules.py",
@@ -113,6 +114,13 @@ BAD_ARGUMENTS = {
     "plot_prediction.py": ["--runs 0", "--scale nan", "--modes list", "nonsense"],
     "draw_schedules.py": ["--layers 1"],
     "bench_peers.py": ["--pairs 0", "--scale 0", "--peers stock", "unet"],
+    "bench_planners.py": [
+        "",
+        "folder --planners chenn",
+        "folder --budgets 0",
+        "--optimal --ops 2",
+        "--optimal --seconds 0",
+    ],
     "zoo.py": ["--runs 0", "--scale 0", "--mode collection", "--resume"],
 }
 
