@@ -29,7 +29,7 @@ from mem_util.errors import NotReplayableError
 from mem_util.records import format_bytes
 from mem_util.trace_data import PeakBytes, Trace
 
-__all__ = ["Measurement", "combine", "measure"]
+__all__ = ["Measurement", "add_reason", "combine", "measure", "merge", "needs_replay"]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def measure(
     after = read_counters()
     del result
     taken = combine(before, after, seconds)
-    if not replayable or not _needs_replay(taken, after):
+    if not replayable or not needs_replay(taken, after):
         return taken
     return _replayed(taken, fn, args, kwargs)
 
@@ -150,7 +150,7 @@ def combine(before: Counters, after: Counters, seconds: float) -> Measurement:
     )
 
 
-def _needs_replay(taken: Measurement, after: Counters) -> bool:
+def needs_replay(taken: Measurement, after: Counters) -> bool:
     """Whether a CPU has no peak, or shares one with other logical CPUs."""
     return bool(after.pooled) or any(name.startswith("/cpu") for name in taken.missing)
 
@@ -167,15 +167,25 @@ def _replayed(
     try:
         traced = replay(fn, *args, **kwargs)
     except NotReplayableError as error:
-        why = f"; and it cannot be replayed in a v1 session: {error}"
-        missing = {name: reason + why for name, reason in taken.missing.items()}
-        peaks = PeakBytes(taken.peak_bytes, missing)
-        return replace(taken, peak_bytes=peaks, missing=missing)
-    return _merge(taken, traced)
+        return add_reason(taken, f"it cannot be replayed in a v1 session: {error}")
+    return merge(taken, traced)
 
 
-def _merge(taken: Measurement, traced: Trace) -> Measurement:
-    """Takes CPU devices from a replay and the others from the counters."""
+def add_reason(taken: Measurement, why: str) -> Measurement:
+    """The measurement with one more reason why there are gaps in it."""
+    missing = {name: f"{reason}; and {why}" for name, reason in taken.missing.items()}
+    peaks = PeakBytes(taken.peak_bytes, missing)
+    return replace(taken, peak_bytes=peaks, missing=missing)
+
+
+def merge(taken: Measurement, traced: Trace, said: str = "replayed") -> Measurement:
+    """Takes CPU devices from a replay and the others from the counters.
+
+    Args:
+        taken: by the counters.
+        traced: the replay.
+        said: what was replayed, in words.
+    """
     peaks, how = dict(taken.peak_bytes), dict(taken.how)
     missing, rests = dict(taken.missing), dict(taken.resting_bytes)
     left_out = [text for text in taken.not_counted if text != SMALL_CPU_ALLOCATIONS]
@@ -186,10 +196,13 @@ def _merge(taken: Measurement, traced: Trace) -> Measurement:
         left_out.append("memory that was there before the call")
     for name in replayed:
         peaks[name] = rests.setdefault(name, 0) + traced.peak_bytes[name]
-        how[name] = f"replayed: {traced.source}"
+        how[name] = f"{said}: {traced.source}"
         missing.pop(name, None)
-    for name in [name for name in missing if name in traced.missing]:
-        missing[name] += f"; replayed in a v1 session, {traced.missing[name]}"
+    for name in missing:
+        if name in traced.missing:
+            missing[name] += f"; replayed in a v1 session, {traced.missing[name]}"
+        elif name.startswith("/cpu") and replayed:
+            missing[name] = "nothing was allocated on it"
     if not replayed:
         left_out = list(taken.not_counted)
     return replace(

@@ -52,7 +52,7 @@ def replay(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
     graph = tf.Graph()
     with graph.as_default(), tf.name_scope("replayed_inputs"):
         inputs = [_placeholder(value) for value in values]
-        copies = [_copy(source, value) for source, value in sources]
+        copies = [_copy(source) for source in sources]
         mapped = inputs + [copy.inside for copy in copies]
         assigns = {c.assign: {c.fed: c.value} for c in copies if c.assign is not None}
     with graph.as_default():
@@ -80,6 +80,14 @@ def replay(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Trace:
         return trace_session(session, fetches, feeds)
 
 
+def _is_composite(leaf: Any) -> bool:
+    """Whether an argument is made of tensors: ragged, sparse, or one per replica."""
+    import tensorflow as tf
+
+    kinds = (tf.RaggedTensor, tf.SparseTensor, tf.distribute.DistributedValues)
+    return isinstance(leaf, kinds) and not isinstance(leaf, tf.Variable)
+
+
 def _is_tensor(leaf: Any) -> bool:
     """Whether an argument becomes an input of the graph (variables are captured)."""
     import numpy as np
@@ -87,6 +95,15 @@ def _is_tensor(leaf: Any) -> bool:
 
     is_variable = isinstance(leaf, tf.Variable)
     return isinstance(leaf, np.ndarray) or (tf.is_tensor(leaf) and not is_variable)
+
+
+def _tensors(leaf: Any) -> list[Any]:
+    """The tensors that an argument is or is made of; none for any other argument."""
+    import tensorflow as tf
+
+    if _is_composite(leaf):
+        return list(tf.nest.flatten(leaf, expand_composites=True))
+    return [tf.convert_to_tensor(leaf)] if _is_tensor(leaf) else []
 
 
 def _concrete(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[list[Any], Any]:
@@ -99,14 +116,20 @@ def _concrete(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[list[Any]
             f"Keras model, {fn!r:.80}. Measure one step on tensors instead."
         )
     leaves = tf.nest.flatten((args, kwargs))
+    parts = [_tensors(leaf) for leaf in leaves]
 
     def of_tensors(*tensors: Any) -> Any:
         rest = iter(tensors)
-        filled = [next(rest) if _is_tensor(leaf) else leaf for leaf in leaves]
+        filled = []
+        for leaf, count in zip(leaves, map(len, parts), strict=True):
+            own = [next(rest) for _ in range(count)]
+            if _is_composite(leaf):
+                own = [tf.nest.pack_sequence_as(leaf, own, expand_composites=True)]
+            filled.append(own[0] if own else leaf)
         new_args, new_kwargs = tf.nest.pack_sequence_as((args, kwargs), filled)
         return fn(*new_args, **new_kwargs)
 
-    tensors = [tf.convert_to_tensor(leaf) for leaf in leaves if _is_tensor(leaf)]
+    tensors = [tensor for own in parts for tensor in own]
     traced = tf.function(of_tensors, autograph=False)
     try:
         return tensors, traced.get_concrete_function(*tensors)
@@ -116,6 +139,17 @@ def _concrete(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[list[Any]
             "`mem_util.replay`: expected a function that `tf.function` can trace, but "
             f"got {reason.split('. ')[0]:.150}. Measure one step on tensors instead."
         ) from error
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A captured variable or tensor, and its value, a numpy array."""
+
+    dtype: Any
+    shape: Any
+    device: str
+    is_variable: bool
+    value: Any
 
 
 @dataclass(frozen=True)
@@ -135,40 +169,47 @@ class _Copy:
     assign: Any = None
 
 
-def _sources(concrete: Any) -> list[tuple[Any, Any]]:
-    """Step 2: what each captured tensor is a tensor or variable of, and its value."""
+def _sources(concrete: Any) -> list[_Source]:
+    """Step 2: what each captured tensor is a tensor or variable of."""
     import tensorflow as tf
 
-    variables = {id(v.handle): v for v in concrete.graph.variables}
-    sources, strange = [], []
+    from mem_util.tf_internals import variable_type
+
+    found, strange = [], []
     for captured in concrete.captured_inputs:
-        source = variables.get(id(captured), captured)
-        if source.dtype in {tf.resource, tf.variant}:
+        dtype, shape, value, is_variable = captured.dtype, captured.shape, None, False
+        if dtype == tf.resource and (known := variable_type(captured)):
+            (dtype, shape), is_variable = known, True
+            value = tf.raw_ops.ReadVariableOp(resource=captured, dtype=dtype).numpy()
+            shape = value.shape if shape.rank is None else shape
+        elif dtype not in {tf.resource, tf.variant}:
+            value = captured.numpy()
+        if value is None:
             strange.append(f"{captured!r:.120}")
         else:
-            sources.append((source, source.numpy()))
+            found.append(_Source(dtype, shape, captured.device, is_variable, value))
     if strange:
         raise NotReplayableError(
             "`mem_util.replay`: expected a function of tensors and variables, but got "
             f"one that also uses {shortened(strange)}. Pass a batch as an argument "
             "instead of an iterator or a table."
         )
-    return sources
+    return found
 
 
-def _copy(source: Any, value: Any) -> _Copy:
+def _copy(source: _Source) -> _Copy:
     """A placeholder or, for a variable, one of the same type, shape and device."""
     import tensorflow as tf
 
     fed = _placeholder(source)
-    if not isinstance(source, tf.Variable):
-        return _Copy(fed, fed, value)
+    if not source.is_variable:
+        return _Copy(fed, fed, source.value)
     with tf.device(source.device):
         handle = tf.raw_ops.VarHandleOp(
             dtype=source.dtype, shape=source.shape, shared_name=fed.op.name
         )
         assign = tf.raw_ops.AssignVariableOp(resource=handle, value=fed)
-    return _Copy(handle, fed, value, assign)
+    return _Copy(handle, fed, source.value, assign)
 
 
 def _placeholder(like: Any) -> Any:

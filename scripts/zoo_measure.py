@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -26,6 +27,8 @@ SPREADS = 4
 ABOVE = 1.02
 """A peak counts as above stock's if the median of ours is so many times the worst of
 stock's: the very same graph varies by some percent from run to run."""
+ON_DISK = 2**20
+"""Gradients of so many bytes wait in files to be compared."""
 
 
 def specimen(name: str, scale: float = 1.0) -> Specimen:
@@ -75,9 +78,23 @@ class _Step:
         """The gradients of one step, None where there is none."""
         self()
         return [
-            slot.numpy() if connected else None
+            _on_disk(slot.numpy()) if connected else None
             for slot, connected in zip(self._slots, self._connected, strict=True)
         ]
+
+
+def _on_disk(array: np.ndarray) -> np.ndarray:
+    """An array in a file that is gone with it, if it is large.
+
+    Six sets of gradients are compared. Those of the largest networks would not fit into
+    the memory of a small machine beside each other.
+    """
+    if array.nbytes < ON_DISK:
+        return array
+    with tempfile.TemporaryFile() as file:
+        kept = np.memmap(file, array.dtype, "w+", shape=array.shape)
+    kept[...] = array
+    return kept
 
 
 def _noting(checkpoints: str, plans: list[msg.Plan]) -> Callable[[], Any]:
@@ -173,14 +190,20 @@ def _compare(stock: Arrays, others: Sequence[Arrays], new: Arrays) -> dict[str, 
         allowed = max(ROUNDING[0] * own + ROUNDING[1] * largest, SPREADS * spread)
         if distance > of_bound * allowed:
             of_bound, worst = distance / allowed if allowed else float("inf"), number
-    bits = [None if a is None else a.tobytes() for a in stock]
+    equal = all(_same_bits(a, c) for a, c in zip(stock, new, strict=True))
     return {
         "difference": difference,
         "own_difference": own_difference,
         "of_bound": of_bound,
         "worst": worst,
-        "equal_bits": bits == [None if a is None else a.tobytes() for a in new],
+        "equal_bits": equal,
     }
+
+
+def _same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
 def _wrong(row: dict[str, Any]) -> Iterator[str]:

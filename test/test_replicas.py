@@ -153,10 +153,7 @@ def model_parallel() -> None:
 
 
 def peaks(kind: str) -> None:
-    """The peak on each device, by allocation records of a session.
-
-    No session replays the tokens of synchronised batch norm; see test_doors for that.
-    """
+    """The peak on each device, by allocation records of a session."""
     from mem_util.replay import replay
 
     x = tf.random.stateless_normal([1024, 64], [1, 2])
@@ -176,7 +173,7 @@ def peaks(kind: str) -> None:
         else:
             strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
             with strategy.scope():
-                model = dense(6, 64, synchronised=False)
+                model = dense(6, 64, synchronised=kind == "synchronised")
 
             def replica() -> Any:
                 with tape() as recording:
@@ -196,6 +193,32 @@ def peaks(kind: str) -> None:
     assert all(n < 0.7 * s for n, s in zip(new, stock, strict=True)), (new, stock)
 
 
+def peaks_of_fit() -> None:
+    """The same of `fit`, optimizer and synchronised batch norm included."""
+    import keras
+
+    import mem_util
+
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    x, y = fixed(2048, 64), fixed(2048, 1)
+
+    def peak(save: bool) -> list[int]:
+        with strategy.scope():
+            model = dense(6, 64)
+            model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        if save:
+            msg.memory_saving(model)
+        seen = mem_util.PeakMemory()
+        model.fit(x, y, batch_size=2048, verbose=0, callbacks=[seen])
+        (epoch,) = seen.epochs
+        assert set(epoch.peak_bytes) == {"/cpu:0", "/cpu:1"}, epoch
+        assert all(how.startswith("traced on one batch") for how in epoch.how.values())
+        return [epoch.peak_bytes[f"/cpu:{number}"] for number in (0, 1)]
+
+    stock, new = peak(save=False), peak(save=True)
+    assert all(n < 0.7 * s for n, s in zip(new, stock, strict=True)), (new, stock)
+
+
 # -- and these start them --------------------------------------------------------------
 
 
@@ -205,6 +228,7 @@ def peaks(kind: str) -> None:
     [
         "t.mirrored()",
         "t.model_parallel(); t.peaks('model parallel'); t.peaks('mirrored')",
+        "t.peaks('synchronised'); t.peaks_of_fit()",
     ],
 )
 def test_in_a_process_with_two_devices(calls: str) -> None:
