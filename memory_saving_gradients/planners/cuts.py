@@ -32,13 +32,25 @@ little.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memory_saving_gradients.planners.problem import Lives, Problem
 
-__all__ = ["CutTable", "candidate_cuts", "cut_tables", "least_kept", "selection_at"]
+__all__ = [
+    "CutTable",
+    "between_pairs",
+    "candidate_cuts",
+    "crossing_pairs",
+    "cut_tables",
+    "least_kept",
+    "resting_bytes",
+    "selection_at",
+]
+
+Weight = TypeVar("Weight", np.int64, np.float64)
 
 MOST_CUTS = 240
 """More candidate cuts than this are thinned out: a table of pairs is quadratic."""
@@ -69,19 +81,19 @@ def _crossing_bytes(lives: Lives, count: int) -> NDArray[np.int64]:
     return np.cumsum(change)[: count + 1]
 
 
-def candidate_cuts(problem: Problem) -> NDArray[np.int64]:
-    """Places to cut at: cheap ones, spread over the residuals' bytes."""
+def candidate_cuts(problem: Problem, most: int = MOST_CUTS) -> NDArray[np.int64]:
+    """Places to cut at: at most `most` cheap ones, spread over the residuals' bytes."""
     count = len(problem.buffers.forward)
     lives = problem.lives
     crossing = _crossing_bytes(lives, count)
     # Where nothing new is made, neighbouring places are the same cut: keep the first.
     places = np.unique(np.concatenate([[0, count], lives.made + 1]))
     inner = places[(places > 0) & (places < count)]
-    if len(inner) > MOST_CUTS:
+    if len(inner) > most:
         weight = np.zeros(count + 1, np.int64)
         np.add.at(weight, lives.made + 1, lives.size * lives.residual)
         reached = np.cumsum(weight)[inner]
-        bucket = reached * MOST_CUTS // (int(reached[-1]) + 1)
+        bucket = reached * most // (int(reached[-1]) + 1)
         # The cheapest cut of each bucket, the earlier one of equals.
         order = np.lexsort((inner, crossing[inner], bucket))
         first = np.unique(bucket[order], return_index=True)[1]
@@ -89,36 +101,54 @@ def candidate_cuts(problem: Problem) -> NDArray[np.int64]:
     return np.concatenate([[0], inner, [count]]).astype(np.int64)
 
 
+def crossing_pairs(
+    cuts: NDArray[np.int64], lives: Lives, weight: NDArray[Weight]
+) -> NDArray[Weight]:
+    """For all pairs of cuts i < j the weight of what is made between them and crosses
+    cut j: a two-dimensional prefix sum."""
+    count = len(cuts)
+    made_in = np.searchsorted(cuts, lives.made, side="right")  # first cut after it
+    dead_by = np.searchsorted(cuts, lives.last, side="right")  # first cut it misses
+    crossing = np.zeros((count + 1, count + 1), weight.dtype)
+    # Tensor crosses cut j for made_in <= j < dead_by, if the segment starts before it.
+    np.add.at(crossing, (made_in, made_in), weight)
+    np.add.at(crossing, (made_in, dead_by), -weight)
+    crossing = np.cumsum(crossing, axis=1)  # by (made_in, cut)
+    suffix = np.cumsum(crossing[::-1], axis=0)[::-1]  # made_in > i
+    return np.triu(suffix[1 : count + 1, :count], 1)
+
+
+def between_pairs(
+    cuts: NDArray[np.int64], made: NDArray[np.int64], weight: NDArray[Weight]
+) -> NDArray[Weight]:
+    """For all pairs of cuts i < j the weight of what is made between them."""
+    count = len(cuts)
+    found = np.zeros(count + 1, weight.dtype)
+    np.add.at(found, np.searchsorted(cuts, made, side="right"), weight)
+    upto = np.cumsum(found)[:count]
+    return np.triu(upto[None, :] - upto[:, None], 1)
+
+
 def cut_tables(problem: Problem) -> list[CutTable]:
     """Tables for the candidate cuts: gradients held to the end, half of them, none."""
     cuts = candidate_cuts(problem)
     lives = problem.lives
-    count = len(cuts)
-    # Between cuts i < j: made at or after cut i (made + 1 > cuts[i]) and alive across
-    # j.
-    made_in = np.searchsorted(cuts, lives.made, side="right")  # first cut after it
-    dead_by = np.searchsorted(cuts, lives.last, side="right")  # first cut it misses
-    crossing = np.zeros((count + 1, count + 1), np.int64)
-    # Tensor crosses cut j for made_in <= j < dead_by, if the segment starts before it.
-    np.add.at(crossing, (made_in, made_in), lives.size)
-    np.add.at(crossing, (made_in, dead_by), -lives.size)
-    crossing = np.cumsum(crossing, axis=1)  # by (made_in, cut)
-    suffix = np.cumsum(crossing[::-1], axis=0)[::-1]  # made_in > i
-    kept = np.zeros((count, count), np.int64)
-    kept[:, :] = suffix[1 : count + 1, :count]
-    residual = np.zeros(count + 1, np.int64)
-    np.add.at(residual, made_in, lives.size * lives.residual)
-    upto = np.cumsum(residual)
-    local = upto[None, :count] - upto[:count, None]
-    local = local + _forced_bytes(problem, cuts)
+    kept = crossing_pairs(cuts, lives, lives.size)
+    local = between_pairs(cuts, lives.made, lives.size * lives.residual)
     return [
-        CutTable(
-            cuts,
-            np.triu(kept, 1),
-            np.triu(local + _gradient_bytes(problem, cuts, share), 1),
-        )
+        CutTable(cuts, kept, local + resting_bytes(problem, cuts, share))
         for share in (1.0, 0.5, 0.0)
     ]
+
+
+def resting_bytes(
+    problem: Problem, cuts: NDArray[np.int64], share: float
+) -> NDArray[np.int64]:
+    """For all pairs of cuts what is alive while the segment between them is
+    differentiated, whatever is selected: gradients, and what must be kept."""
+    return np.triu(
+        _forced_bytes(problem, cuts) + _gradient_bytes(problem, cuts, share), 1
+    )
 
 
 def _gradient_bytes(

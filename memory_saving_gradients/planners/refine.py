@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from memory_saving_gradients.planners.problem import Problem
 from memory_saving_gradients.sweep import Sweep
 
-__all__ = ["CONSUMED", "lower_peak", "score", "spend_slack"]
+__all__ = ["CONSUMED", "dearest_first", "lower_peak", "score", "spend_slack"]
 
 
 CONSUMED = 4
@@ -92,7 +92,7 @@ def spend_slack(problem: Problem, sweep: Sweep, most_work: int) -> None:
     gained = True
     while gained:
         gained = False
-        for tensor in _by_cost(problem, sweep):
+        for tensor in dearest_first(problem, sweep):
             if sweep.work >= most_work:
                 return
             before = sweep.extra_seconds
@@ -107,7 +107,7 @@ def spend_slack(problem: Problem, sweep: Sweep, most_work: int) -> None:
                 sweep.toggle(tensor)
 
 
-def _by_cost(problem: Problem, sweep: Sweep) -> Iterable[int]:
+def dearest_first(problem: Problem, sweep: Sweep) -> Iterable[int]:
     """Candidates by the seconds that keeping them spares for each byte, dearest
     first."""
     spared, size = problem.seconds_spared, problem.buffers.size
