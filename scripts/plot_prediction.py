@@ -33,14 +33,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from arguments import count, names_of, positive, refuse_unknown
-from tables import say, table
+from tables import MIB, mebibytes, say, table
 
 if TYPE_CHECKING:
     from prediction import Overlay
 
 MODES = ("memory", "speed")
 MODEL_NAMES = ("mlp", "transformer", "resnet62", "unet", "densenet121")
-MIB = 2**20
 Row = dict[str, Any]
 
 
@@ -111,7 +110,7 @@ def _row(model: str, mode: str, worst: Overlay) -> Row:
 
 
 def _in_mib(key: str) -> Any:
-    return lambda row: f"{row[key] / MIB:.1f}"
+    return lambda row: mebibytes(row[key])
 
 
 COLUMNS = [

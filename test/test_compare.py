@@ -16,11 +16,12 @@ import compare_depths
 import deepest
 import depths
 import plot_prediction
-from depth_pictures import draw_memory, draw_time
-from measuring import MIB, build_gradients, seconds_in_turn
+from depth_pictures import draw_memory, draw_time, trends
+from measuring import build_gradients, seconds_in_turn
 from mem_util import Record, build_timeline, trace
 from models import chain
 from prediction import overlay, requested_curve, simulated_levels, step_names
+from tables import MIB
 
 ROOT = Path(__file__).resolve().parents[1]
 MODES = compare_depths.MODES
@@ -123,7 +124,34 @@ def test_trend_recovers_its_law():
 def test_trend_tells_how_wrong_it_is():
     found = depths.fit_trend([1, 2, 4, 8], [1, 2, 4, 8], 0.5)
     assert found.worst > 0.1
-    assert depths.fit_trend([4], [6.0], 0.5).slope == 3
+
+
+def test_a_trend_takes_three_depths(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(ValueError, match=r"at least 3 depths for a trend, but got"):
+        depths.fit_trend([4, 9, 9], [6.0, 9.0, 9.0], 0.5)
+    rows = [
+        {"family": family, "layers": n, "mode": "stock", "peak_bytes": 2.0 * n * MIB}
+        for family, sizes in (("ResNet", (8, 20)), ("chain", (25, 50, 100)))
+        for n in sizes
+    ]
+    assert list(trends(rows)) == [("chain", "stock")]
+    compare_depths.show(rows, [], compare_depths.QUICK)
+    told = capsys.readouterr().out
+    assert "ResNet: too few depths for a trend, which takes three" in told
+    assert "chain, stock: peak = 0.0 + 2.00 n MiB" in told
+
+
+def test_each_setting_has_the_depths_for_a_trend():
+    for setting in (compare_depths.QUICK, compare_depths.FULL):
+        for sizes in (setting.blocks, setting.depths, setting.lengths):
+            assert len(sizes) >= depths.FEWEST_DEPTHS
+
+
+def test_one_layer_is_no_layers():
+    lines: list[str] = []
+    one = depths.Family("chain", partial(chain, scale=0.5), lambda n: n // 8, (8,))
+    depths.measure_depth(one, 8, ("stock",), lines.append)
+    assert lines == ["chain, 1 layer: stock"]
 
 
 @pytest.mark.parametrize("power", [0.4, 0.5, 0.7])
@@ -208,14 +236,14 @@ def test_functions_are_timed_in_turn():
 def test_comparison_prints_and_writes_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    command = "x --quick --blocks= --depths= --lengths 8,16 --rounds 1 --out"
+    command = "x --quick --blocks= --depths= --lengths 8,12,16 --rounds 1 --out"
     monkeypatch.setattr(sys, "argv", [*command.split(), str(tmp_path)])
     assert compare_depths.main() == 0
     printed, progress = capsys.readouterr()
     assert "chain, memory: peak = " in printed
     assert "chain, 16 layers: stock" in progress
     lines = (tmp_path / "depths.csv").read_text("utf-8").splitlines()
-    assert len(lines) == 1 + 2 * len(MODES)
+    assert len(lines) == 1 + 3 * len(MODES)
     assert lines[0].startswith("part,family,layers,mode")
     for name in ("memory.png", "time.png"):
         assert matplotlib.image.imread(tmp_path / name).shape == (500, 1000, 4)

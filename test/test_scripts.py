@@ -17,7 +17,6 @@ import tensorflow as tf
 import demo
 import memory_saving_gradients
 from measuring import (
-    MIB,
     build_gradients,
     build_step,
     largest_difference,
@@ -26,7 +25,7 @@ from measuring import (
     session_peak_bytes,
 )
 from models import MODELS, chain
-from tables import markdown, table
+from tables import MIB, markdown, table
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELL_SCRIPTS = (
