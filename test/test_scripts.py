@@ -36,6 +36,7 @@ SHELL_SCRIPTS = (
     "train_two_workers.sh",
 )
 PYTHON_SCRIPTS = (
+    "bench_first_step.py",
     "bench_models.py",
     "bench_peers.py",
     "compare_depths.py",
@@ -99,6 +100,7 @@ def test_help_of_the_demo_is_complete(tmp_path: Path):
 
 BAD_ARGUMENTS = {
     "demo.py": ["--steps 0", "--batch 0", "--batch 1798", "--blocks -1", "--steps x"],
+    "bench_first_step.py": ["nonsense", "--jit maybe", "--rounds 0", "--ways stock"],
     "bench_models.py": [
         "--pairs 0",
         "--runs 0",
