@@ -1,4 +1,4 @@
-"""Depths compared: trends, the search for the deepest, predictions laid over traces."""
+"""Depths compared: trends, and the search for the deepest."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib.image
-import numpy as np
 import pytest
 
 import compare_depths
 import deepest
 import depths
-import plot_prediction
 from depth_pictures import draw_memory, draw_time, trends
-from measuring import build_gradients, seconds_in_turn
-from mem_util import Record, build_timeline, trace
+from measuring import seconds_in_turn
 from models import chain
-from prediction import overlay, requested_curve, simulated_levels, step_names
 from tables import MIB
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -269,66 +264,3 @@ def test_pictures_of_several_families(tmp_path: Path):
         image = matplotlib.image.imread(tmp_path / "a.png")
         assert image.shape == (500, 1000, 4)
         assert image[..., :3].std() > 0.05
-
-
-# ---- predicted against measured
-
-
-@pytest.fixture(scope="module")
-def chain_overlay():
-    workload = chain(30)
-    built = build_gradients(workload, "memory")
-    traced = trace(built.call, *workload.batch, replayable=False)
-    return built.plan, overlay(built.plan, traced)
-
-
-def test_prediction_of_a_chain_is_what_is_traced(chain_overlay):
-    _, found = chain_overlay
-    assert abs(found.measured_peak_bytes - found.predicted_peak_bytes) <= MIB
-    # Grappler fuses forward ops that run on the same buffer, and no others.
-    assert not np.isnan(found.measured_bytes[found.first_backward + 5 :]).any()
-    # Step by step, and not only at the peak: within two activations.
-    assert abs(found.largest.bytes) <= 2 * MIB
-
-
-def test_largest_disagreement_names_the_op_where_it_starts(chain_overlay):
-    _, found = chain_overlay
-    wrong = found.predicted_bytes.copy()
-    wrong[20:30] += 40 * MIB
-    wrong[25] += 5 * MIB
-    largest = SimpleNamespace(
-        predicted_bytes=wrong, measured_bytes=found.predicted_bytes.copy()
-    )
-    largest = type(found).largest.fget(largest)
-    assert (largest.start, largest.step, largest.bytes) == (20, 25, -45 * MIB)
-
-
-def test_copies_are_found_under_their_names(chain_overlay):
-    plan, _ = chain_overlay
-    names = step_names(plan)
-    assert len(set(names)) == len(names)
-    assert sum(name.startswith("recompute/") for name in names) >= 10
-
-
-def test_simulation_can_leave_out_what_nobody_sees(chain_overlay):
-    plan, _ = chain_overlay
-    assert simulated_levels(plan).max() == plan.predicted_peak_bytes
-    assert simulated_levels(plan, stock=True).max() == plan.stock_peak_bytes
-    assert simulated_levels(plan, least_bytes=2 * MIB).max() == 0
-    assert simulated_levels(plan, holds_gradients=False)[-1] <= 3 * MIB
-
-
-def test_requested_bytes_are_without_slack():
-    records = [Record(10, 100, "a", 1, 30), Record(20, 50, "b", 2), Record(30, -100)]
-    records[2] = Record(30, -100, key=1)
-    times, levels = requested_curve(build_timeline("/cpu:0", records))
-    assert times.tolist() == [10, 20, 30]
-    assert levels.tolist() == [70, 120, 50]
-
-
-def test_prediction_is_drawn(tmp_path: Path, chain_overlay):
-    _, found = chain_overlay
-    plot_prediction.draw("chain 30", {"memory": found, "b": found}, tmp_path / "p.png")
-    image = matplotlib.image.imread(tmp_path / "p.png")
-    assert image.shape[1] == 1100
-    assert image[..., :3].std() > 0.05
