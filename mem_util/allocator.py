@@ -9,7 +9,7 @@ device. They are exact and cost nothing, with these exceptions, all of them on t
 * All logical CPU devices share one pool, which is read as "CPU:0".
 
 On all devices a chunk may be larger than the tensor, at the worst twice as large: on
-transformers of 60 to 440 MB this came to 1-5 % of the peak.
+transformers of 60 to 420 MiB this came to 1-5 % of the peak.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from mem_util.errors import NoMemoryDataError
 from mem_util.lanes import thin_curve
-from mem_util.records import format_bytes
+from mem_util.records import byte_unit, format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,14 +131,6 @@ def style_axes(axes: Axes, y_label: str) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-
-
-def byte_unit(largest: float) -> tuple[str, float]:
-    """The unit in which a byte axis is labelled, and its size."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if largest >= size:
-            return unit, size
-    return "B", 1.0
 
 
 def draw_level(axes: Axes, curve: Curve, size: float, color: str, fill: float) -> None:

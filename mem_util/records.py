@@ -34,7 +34,15 @@ from functools import cached_property
 
 from mem_util.errors import NoMemoryDataError
 
-__all__ = ["Buffer", "Record", "Span", "Timeline", "build_timeline", "format_bytes"]
+__all__ = [
+    "Buffer",
+    "Record",
+    "Span",
+    "Timeline",
+    "build_timeline",
+    "byte_unit",
+    "format_bytes",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +242,19 @@ def _pair(
     return kept, buffers, unmatched
 
 
+def byte_unit(largest: float) -> tuple[str, int]:
+    """The unit that suits so many bytes, and its size: powers of 1024.
+
+    These are the units of TensorFlow's allocators and of its errors of memory.
+    """
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(largest) >= size:
+            return unit, size
+    return "B", 1
+
+
 def format_bytes(count: float) -> str:
-    """Bytes as people write them, in decimal units: 22 681 600 is "22.7 MB"."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(count) >= size:
-            return f"{count / size:.{1 if abs(count) < 100 * size else 0}f} {unit}"
-    return f"{count:.0f} B"
+    """Bytes as people write them: 22 681 600 is "21.6 MiB"."""
+    unit, size = byte_unit(count)
+    digits = 1 if size > 1 and abs(count) < 100 * size else 0
+    return f"{count / size:.{digits}f} {unit}"

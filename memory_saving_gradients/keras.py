@@ -281,14 +281,14 @@ def _report(name: str, plans: list[Plan], before: Any, after: Any) -> None:
     if not plans:
         return
     plan = max(plans, key=lambda plan: plan.stock_peak_bytes)
+    size = sizes_like(plan.stock_peak_bytes)
     # The counters are left as they are, lest somebody else measures: a step that stays
     # under an earlier peak cannot be seen.
     measured = [
-        f"{(now.peak_bytes - before[device].current_bytes) / 1e6:.1f} MB on {device}"
+        f"{size(now.peak_bytes - before[device].current_bytes)} on {device}"
         for device, now in after.items()
         if now.peak_bytes > before[device].peak_bytes
     ]
-    size = sizes_like(plan.stock_peak_bytes)
     assumed = plan.reading.graph.assumed
     _tell(
         f"{name}: predicted peak {size(plan.predicted_peak_bytes)} instead of stock's "

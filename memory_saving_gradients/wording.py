@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 __all__ = ["counted", "sizes_like"]
 
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+# Those of TensorFlow's allocators and of its errors of memory.
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
 def sizes_like(largest: int) -> Callable[[int], str]:

@@ -44,7 +44,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from arguments import count, names_of, positive, refuse_unknown
-from tables import markdown, say, table
+from tables import markdown, mebibytes, say, table
 
 MODELS = ("mlp", "transformer", "resnet50", "densenet121")
 OURS = ("memory", "speed")
@@ -175,7 +175,7 @@ def phrase(error: Exception) -> str:
 
 
 def _peak(row: Row) -> str | None:
-    return f"{row['peak_bytes']['most'] / 1e6:.1f}" if "peak_bytes" in row else None
+    return mebibytes(row["peak_bytes"]["most"]) if "peak_bytes" in row else None
 
 
 def _share(row: Row) -> str | None:
@@ -198,7 +198,7 @@ def _gradients(row: Row) -> str | None:
 COLUMNS = [
     ("model", lambda row: row["model"]),
     ("way", lambda row: row["peer"]),
-    ("peak MB", _peak),
+    ("peak MiB", _peak),
     ("of stock", _share),
     ("time of stock", _time),
     ("statistics", lambda row: row.get("statistics")),

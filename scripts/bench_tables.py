@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tables import table
+from tables import mebibytes, table
 
 __all__ = ["Row", "sentence", "show"]
 
@@ -22,10 +22,6 @@ def sentence(row: Row) -> str:
     )
 
 
-def _mebibytes(count: float | None) -> str | None:
-    return None if count is None else f"{count / 2**20:.1f}"
-
-
 def _factor(value: float | None) -> str | None:
     return None if value is None else f"{value:.3f}"
 
@@ -41,10 +37,10 @@ def _percent(value: float | None) -> str | None:
 MODEL_COLUMNS = [
     ("model", lambda row: row["model"]),
     ("mode", lambda row: row["mode"] + (" (XLA)" if row["jit"] else "")),
-    ("peak MiB", lambda row: _mebibytes(row["peak_bytes"]["most"])),
+    ("peak MiB", lambda row: mebibytes(row["peak_bytes"]["most"])),
     ("of stock", lambda row: _factor(row.get("peak_of_stock"))),
     ("time of stock", lambda row: _spread(row.get("time_of_stock"))),
-    ("predicted MiB", lambda row: _mebibytes(row.get("predicted_bytes"))),
+    ("predicted MiB", lambda row: mebibytes(row.get("predicted_bytes"))),
     ("measured/predicted", lambda row: _factor(row.get("of_predicted"))),
     ("extra", lambda row: _percent(row.get("extra_fraction"))),
     ("building s", lambda row: f"{row['building_seconds']:.2f}"),
@@ -54,9 +50,9 @@ CHAIN_COLUMNS = [
     ("chain", lambda row: row["model"]),
     ("mode", lambda row: row["mode"] + (" (XLA)" if row["jit"] else "")),
     ("threads", lambda row: row["threads"]),
-    ("worst peak MiB", lambda row: _mebibytes(row["peak_bytes"]["most"])),
-    ("predicted MiB", lambda row: _mebibytes(row["predicted_bytes"])),
-    ("v1 session MiB", lambda row: _mebibytes(row["session_peak_bytes"])),
+    ("worst peak MiB", lambda row: mebibytes(row["peak_bytes"]["most"])),
+    ("predicted MiB", lambda row: mebibytes(row["predicted_bytes"])),
+    ("v1 session MiB", lambda row: mebibytes(row["session_peak_bytes"])),
 ]
 BUILDING_COLUMNS = [
     ("ops", lambda row: row["ops"]),

@@ -8,7 +8,8 @@ chains of tanh, of growing depth. At the end, all of them take their steps in tu
   predicted   the plan's simulation, of a step that does not hold its gradients
   of stock    peak and time over stock's of the same network (time: median of pairs)
   step s      seconds of a step: median, rounds scaled to the fastest one
-  trend       least squares: in the layers n for stock, in sqrt(n) for "memory"
+  trend       least squares: in the layers n for stock, in sqrt(n) for "memory"; of
+              three depths at least
   deepest     the deepest ResNet that "memory" trains in the memory that stock needs for
               the one of 3 blocks, and the time for each layer of both; stock on the
               deep one, too, if the machine has the memory
@@ -39,13 +40,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from arguments import count, counts
-from tables import table
+from tables import MIB, counted, mebibytes, table
 
 if TYPE_CHECKING:
     from depths import Family, Network
 
 MODES = ("stock", "memory", "speed")
-MIB = 2**20
 Row = dict[str, Any]
 
 
@@ -199,7 +199,7 @@ def measure(setting: Setting, with_deepest: bool) -> tuple[list[Row], list[Row]]
 
 
 def _mib(key: str) -> Any:
-    return lambda row: f"{row[key] / MIB:.1f}" if row.get(key) else None
+    return lambda row: mebibytes(row.get(key) or None)
 
 
 def _factor(key: str) -> Any:
@@ -263,7 +263,11 @@ def show(rows: list[Row], deepest: list[Row], setting: Setting) -> None:
 
     print(f"A training step; ResNets on {setting.batch} images of 32 x 32\n")
     print(table(COLUMNS, rows), end="\n\n")
-    for (family, mode), trend in trends(rows).items():
+    fitted = trends(rows)
+    for family in dict.fromkeys(row["family"] for row in rows):
+        if not any(name == family for name, _ in fitted):
+            print(f"{family}: too few depths for a trend, which takes three")
+    for (family, mode), trend in fitted.items():
         power = "n" if trend.power == 1 else "sqrt(n)"
         print(
             f"{family}, {mode}: peak = {trend.constant / MIB:.1f} + "
@@ -273,7 +277,7 @@ def show(rows: list[Row], deepest: list[Row], setting: Setting) -> None:
         stock, deep = deepest[:2]
         print(
             f"\nThe deepest ResNet in the {stock['peak_bytes'] / MIB:.1f} MiB that "
-            f"stock needs for {stock['layers']} layers:\n"
+            f"stock needs for {counted(stock['layers'], 'layer')}:\n"
         )
         print(table(DEEPEST_COLUMNS, deepest))
         print(

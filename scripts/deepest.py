@@ -28,6 +28,7 @@ from depths import (
 )
 from measuring import Built, build_step
 from models import Workload
+from tables import counted, mebibytes
 
 __all__ = ["deepest", "deepest_rows", "find_deepest"]
 
@@ -64,7 +65,11 @@ def deepest(
 
 
 def _guess(peaks: Mapping[int, float], best: int, budget_bytes: float) -> int:
-    """Where a + b sqrt(n) meets the budget, through the two sizes nearest to it."""
+    """Where a + b sqrt(n) meets the budget, through the two sizes nearest to it.
+
+    Interpolated and not fitted: a search that has to close in must not be drawn away by
+    sizes far from where it is.
+    """
     larger = [n for n in peaks if n > best]
     smaller = [n for n in peaks if n < best]
     if larger:
@@ -99,7 +104,8 @@ def find_deepest(
     found, peak = _deepest_that_runs(family, mode, budget_bytes, known, say)
     modes = {mode: (found, peak)}
     if fits(predicted_bytes(found.step, stock=True)):
-        say(f"{family.name}, {family.layers(found.size)} layers: stock, to compare")
+        depth = counted(family.layers(found.size), "layer")
+        say(f"{family.name}, {depth}: stock, to compare")
         rival = replace(found, step=build_step(found.workload, "stock"))
         modes = {"stock": (rival, rival.peak_bytes())} | modes
     rows: dict[str, Row] = {}
@@ -157,10 +163,10 @@ def _deepest_that_runs(
             built[size] = _Candidate.built(family, size, mode)
             took = time.monotonic() - started
             predicted = predicted_bytes(built[size].step)
-            layers = family.layers(size)
+            depth = counted(family.layers(size), "layer")
             work = 100 * built[size].step.plan.extra_fraction
             say(
-                f"plan for {layers} layers: {_mib(predicted)}, {work:.0f} % more work "
+                f"plan for {depth}: {_mib(predicted)}, {work:.0f} % more work "
                 f"({took:.0f} s to build)"
             )
         return built[size]
@@ -174,7 +180,8 @@ def _deepest_that_runs(
 
         candidate = build(deepest(peak_of, budget, measured))
         peak = candidate.peak_bytes()
-        say(f"{family.layers(candidate.size)} layers, run: {_mib(peak)}")
+        layers = counted(family.layers(candidate.size), "layer")
+        say(f"{layers}, run: {_mib(peak)}")
         # A size that is known to fit is returned in the end: the loop is finite.
         if peak <= budget or candidate.size in measured:
             return candidate, peak
@@ -183,7 +190,7 @@ def _deepest_that_runs(
 
 
 def _mib(count: float) -> str:
-    return f"{count / 2**20:.1f} MiB"
+    return f"{mebibytes(count)} MiB"
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from arguments import count
+from tables import MIB, mebibytes, table
 
 MODES = ("stock", "memory", "speed")
-MIB = 2**20
 IMAGES = 1797  # in the data set
 LEARNING_RATE = 0.2
 Batch = tuple[np.ndarray, np.ndarray]
@@ -334,7 +334,7 @@ def columns(rows: Sequence[dict[str, Any]]) -> list[Any]:
     return [
         ("", lambda row: row["kind"]),
         ("gradients", lambda row: row["mode"]),
-        ("peak MiB", lambda row: f"{row['peak_bytes'] / MIB:.1f}"),
+        ("peak MiB", lambda row: mebibytes(row["peak_bytes"])),
         ("of stock", lambda row: of_stock(row, "peak_bytes")),
         ("step s", lambda row: f"{row['seconds']:.3f}"),
         ("of stock", lambda row: of_stock(row, "seconds")),
@@ -346,8 +346,6 @@ def columns(rows: Sequence[dict[str, Any]]) -> list[Any]:
 def main() -> None:
     options = parse()
     started = time.monotonic()
-    from tables import table
-
     rows = compare("v1 graph", in_a_session, options)
     rows += compare("tf.function", in_a_function, options)
     path = options.out / "demo.png"

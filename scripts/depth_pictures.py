@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from depths import Trend, fit_trend
+from depths import FEWEST_DEPTHS, Trend, fit_trend
+from tables import MIB, counted
 
 __all__ = ["draw_memory", "draw_time", "trends"]
 
 Row = dict[str, Any]
-MIB = 2**20
 COLORS = {"stock": "#b0413e", "memory": "#1f6f8b", "speed": "#e0a030"}
 MARKERS = {"stock": "o", "memory": "D", "speed": "s"}
 INK = "#22384f"
@@ -25,12 +25,15 @@ XLABELS = {"ResNet": "layers", "transformer": "layers", "chain": "ops"}
 
 
 def trends(rows: Sequence[Row]) -> dict[tuple[str, str], Trend]:
-    """By family and mode: the line in n for stock, in sqrt(n) for "memory"."""
+    """By family and mode: the line in n for stock, in sqrt(n) for "memory".
+
+    There is none of fewer than three depths.
+    """
     found = {}
     for family in dict.fromkeys(row["family"] for row in rows):
         for mode, power in (("stock", 1.0), ("memory", 0.5)):
             layers, peaks = _points(rows, family, mode, "peak_bytes")
-            if len(layers) > 1:
+            if len(set(layers)) >= FEWEST_DEPTHS:
                 found[family, mode] = fit_trend(layers, peaks, power)
     return found
 
@@ -185,7 +188,8 @@ def _draw_deepest(axes: Any, deepest: Sequence[Row], size: float) -> None:
     ends = {"xy": (deep["layers"], level), "xytext": (stock["layers"], level)}
     axes.annotate("", **ends, arrowprops=arrow | {"shrinkB": 9})
     axes.annotate(
-        f"in the memory of {stock['layers']} layers: {deep['layers']} layers,\n"
+        f"in the memory of {counted(stock['layers'], 'layer')}: "
+        f"{counted(deep['layers'], 'layer')},\n"
         f"{deep['deeper']:.1f} x as deep at {deep['layer_time_of_stock']:.2f} x "
         "the time per layer",
         (deep["layers"], level),
@@ -210,9 +214,9 @@ def _draw_time_of_deepest(axes: Any, deepest: Sequence[Row]) -> None:
         linewidth=1.2,
         linestyle=":",
         zorder=1,
-        label=f"stock's time per layer (of {stock['layers']} layers)",
+        label=f"stock's time per layer (of {counted(stock['layers'], 'layer')})",
     )
-    text = f"{layers} layers in stock's memory of {stock['layers']}:\n"
+    text = f"{counted(layers, 'layer')} in stock's memory of {stock['layers']}:\n"
     text += f"{deep['layer_time_of_stock']:.2f} x the time per layer"
     for rival in deepest[2:]:
         color = COLORS["stock"]

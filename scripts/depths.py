@@ -18,8 +18,10 @@ import numpy as np
 from measuring import Built, build_step, peak_bytes, seconds_in_turn
 from models import Workload
 from prediction import UNSEEN_BYTES, simulated_levels
+from tables import counted
 
 __all__ = [
+    "FEWEST_DEPTHS",
     "Family",
     "Network",
     "Row",
@@ -38,6 +40,8 @@ __all__ = [
 Row = dict[str, Any]
 Say = Callable[[str], None]
 
+FEWEST_DEPTHS = 3
+"""Of which a trend can be fitted: a line goes through any two."""
 USABLE_FRACTION = 0.7
 """Of the free memory: the rest is for the graphs, the trace and the allocator."""
 
@@ -97,12 +101,13 @@ def measure_depth(family: Family, size: int, modes: Sequence[str], say: Say) -> 
         say: Takes a line of progress.
     """
     layers = family.layers(size)
+    name = f"{family.name}, {counted(layers, 'layer')}"
     workload = family.make(size)
     rows: dict[str, Row] = {}
     steps: dict[str, Built] = {}
     stock_bytes: int | None = None
     for mode in (*modes[1:], "stock"):
-        say(f"{family.name}, {layers} layers: {mode}")
+        say(f"{name}: {mode}")
         row = rows[mode] = {"family": family.name, "layers": layers, "mode": mode}
         row["predicted_bytes"] = stock_bytes
         if mode != "stock":
@@ -112,7 +117,7 @@ def measure_depth(family: Family, size: int, modes: Sequence[str], say: Say) -> 
             row["building_seconds"] = steps[mode].building_seconds
         if not fits(row["predicted_bytes"]):
             steps.pop(mode, None)
-            say(f"{family.name}, {layers} layers: {mode} does not fit, left out")
+            say(f"{name}: {mode} does not fit, left out")
             continue
         if mode == "stock":
             steps[mode] = build_step(workload, mode)
@@ -201,16 +206,21 @@ def fit_trend(layers: Sequence[int], values: Sequence[float], power: float) -> T
     """The line through the points that is nearest by relative squares.
 
     Args:
-        layers: At least one; with a single one the constant is 0.
+        layers: Three different ones at least: a line goes through any two, and then
+            says nothing of whether the law holds.
         values: One for each of them, positive.
         power: See `Trend`.
+
+    Raises:
+        ValueError: There are too few.
     """
+    if len(set(layers)) < FEWEST_DEPTHS:
+        raise ValueError(
+            f"expected at least {FEWEST_DEPTHS} depths for a trend, but got {layers}"
+        )
     x, y = np.asarray(layers, float) ** power, np.asarray(values, float)
-    if len(set(layers)) > 1:
-        weighted = np.stack([1 / y, x / y], axis=1)
-        constant, slope = np.linalg.lstsq(weighted, np.ones_like(y), rcond=None)[0]
-    else:
-        constant, slope = 0.0, float(y.mean() / x[0])
+    weighted = np.stack([1 / y, x / y], axis=1)
+    constant, slope = np.linalg.lstsq(weighted, np.ones_like(y), rcond=None)[0]
     worst = float(np.abs((constant + slope * x) / y - 1).max())
     return Trend(float(constant), float(slope), power, worst)
 

@@ -338,7 +338,7 @@ def main() -> int:
         sys.exit("draw_schedules.py: expected --layers of at least 2")
     path = options.out / "schedules.png"
     draw(options.layers, path)
-    print(f"{path}, {path.stat().st_size / 1000:.0f} kB")
+    print(f"{path}, {path.stat().st_size / 1024:.0f} KiB")
     return 0
 
 

@@ -23,7 +23,6 @@ import memory_saving_gradients as msg
 from models import Workload, chain
 
 __all__ = [
-    "MIB",
     "Built",
     "Spread",
     "build_gradients",
@@ -39,7 +38,6 @@ __all__ = [
     "without_meta_optimizer",
 ]
 
-MIB = 2**20
 CPU = "CPU:0"
 LEARNING_RATE = 1e-4
 Key = TypeVar("Key")

@@ -236,7 +236,7 @@ def densenet121(scale: float = 1.0) -> Workload:
 
 
 def resnet50(scale: float = 1.0) -> Workload:
-    """ResNet50: 94 MB of its peak are the gradients of its weights."""
+    """ResNet50: 90 MiB of its peak are the gradients of its weights."""
     return _application("ResNet50", keras.applications.ResNet50, scale)
 
 

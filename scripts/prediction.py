@@ -206,10 +206,10 @@ def _levels_while_running(
     for index, name in enumerate(names):
         if name not in ran:
             continue
+        # From the level at which it starts, which is 0 before the first record.
         first = np.searchsorted(times, ran[name].start_ns, side="left") - 1
         last = np.searchsorted(times, ran[name].end_ns, side="right")
-        inside = levels[max(first, 0) : last]
-        found[index] = inside.max() if last > 0 and first >= 0 else 0
+        found[index] = levels[max(first, 0) : last].max(initial=0)
     return found
 
 

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Column", "markdown", "say", "table"]
+__all__ = ["MIB", "Column", "counted", "markdown", "mebibytes", "say", "table"]
+
+MIB = 2**20
 
 Column = tuple[str, Callable[[Mapping[str, Any]], Any]]
 
@@ -14,6 +16,16 @@ Column = tuple[str, Callable[[Mapping[str, Any]], Any]]
 def say(text: str) -> None:
     """Progress, apart from the tables."""
     print(f"... {text}", file=sys.stderr, flush=True)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 layer`, `2 layers`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def mebibytes(count: float | None) -> str | None:
+    """Bytes for a column of MiB, the unit of all that scripts print; None is a gap."""
+    return None if count is None else f"{count / MIB:.1f}"
 
 
 def _text(value: Any) -> str:

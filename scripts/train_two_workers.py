@@ -42,12 +42,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from arguments import count, names_of
-from tables import table
+from tables import mebibytes, table
 
 WORKERS = 2
 WAYS = ("fit", "loop")
 MODES = ("stock", "memory")
-MIB = 2**20
 
 
 class WorkerError(Exception):
@@ -356,7 +355,7 @@ def main() -> int:
                 ("worker", lambda row: row["worker"]),
                 ("trained by", lambda row: row["way"]),
                 ("gradients", lambda row: row["mode"]),
-                ("peak MiB", lambda row: f"{row['peak'] / MIB:.1f}"),
+                ("peak MiB", lambda row: mebibytes(row["peak"])),
                 ("of stock", lambda row: f"{row['peak'] / row['stock']:.2f}"),
                 ("weights", lambda row: f"{row['weights']:.1e}"),
                 ("statistics", lambda row: f"{row['statistics']:.1e}"),

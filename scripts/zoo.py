@@ -44,7 +44,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from arguments import count, positive
-from tables import markdown, say, table
+from tables import markdown, mebibytes, say, table
 
 MODES = ("memory", "speed")
 Row = dict[str, Any]
@@ -115,10 +115,6 @@ def verdict(row: Row) -> str:
     return "; ".join(row["wrong"]) or "ok"
 
 
-def _megabytes(count: float) -> str:
-    return f"{count / 1e6:.1f}"
-
-
 def _bits(row: Row) -> str:
     exact = row["exact"]
     return "equal" if exact["equal_bits"] else f"{exact['of_bound']:.1g} of bound"
@@ -126,9 +122,9 @@ def _bits(row: Row) -> str:
 
 COLUMNS = [
     ("architecture", lambda row: row["name"]),
-    ("weights MB", lambda row: _megabytes(row["variables_bytes"])),
-    ("stock MB", lambda row: _megabytes(row["stock_peak_bytes"]["most"])),
-    ("ours MB", lambda row: _megabytes(row["peak_bytes"]["most"])),
+    ("weights MiB", lambda row: mebibytes(row["variables_bytes"])),
+    ("stock MiB", lambda row: mebibytes(row["stock_peak_bytes"]["most"])),
+    ("ours MiB", lambda row: mebibytes(row["peak_bytes"]["most"])),
     ("of stock", lambda row: f"{row['peak_of_stock']:.3f}"),
     ("planned", lambda row: f"{row['planned_of_stock']:.3f}"),
     ("extra", lambda row: f"{100 * row['extra_fraction']:.1f} %"),

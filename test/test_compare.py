@@ -1,4 +1,4 @@
-"""Depths compared: trends, the search for the deepest, predictions laid over traces."""
+"""Depths compared: trends, and the search for the deepest."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib.image
-import numpy as np
 import pytest
 
 import compare_depths
 import deepest
 import depths
-import plot_prediction
-from depth_pictures import draw_memory, draw_time
-from measuring import MIB, build_gradients, seconds_in_turn
-from mem_util import Record, build_timeline, trace
+from depth_pictures import draw_memory, draw_time, trends
+from measuring import seconds_in_turn
 from models import chain
-from prediction import overlay, requested_curve, simulated_levels, step_names
+from tables import MIB
 
 ROOT = Path(__file__).resolve().parents[1]
 MODES = compare_depths.MODES
@@ -123,7 +119,34 @@ def test_trend_recovers_its_law():
 def test_trend_tells_how_wrong_it_is():
     found = depths.fit_trend([1, 2, 4, 8], [1, 2, 4, 8], 0.5)
     assert found.worst > 0.1
-    assert depths.fit_trend([4], [6.0], 0.5).slope == 3
+
+
+def test_a_trend_takes_three_depths(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(ValueError, match=r"at least 3 depths for a trend, but got"):
+        depths.fit_trend([4, 9, 9], [6.0, 9.0, 9.0], 0.5)
+    rows = [
+        {"family": family, "layers": n, "mode": "stock", "peak_bytes": 2.0 * n * MIB}
+        for family, sizes in (("ResNet", (8, 20)), ("chain", (25, 50, 100)))
+        for n in sizes
+    ]
+    assert list(trends(rows)) == [("chain", "stock")]
+    compare_depths.show(rows, [], compare_depths.QUICK)
+    told = capsys.readouterr().out
+    assert "ResNet: too few depths for a trend, which takes three" in told
+    assert "chain, stock: peak = 0.0 + 2.00 n MiB" in told
+
+
+def test_each_setting_has_the_depths_for_a_trend():
+    for setting in (compare_depths.QUICK, compare_depths.FULL):
+        for sizes in (setting.blocks, setting.depths, setting.lengths):
+            assert len(sizes) >= depths.FEWEST_DEPTHS
+
+
+def test_one_layer_is_no_layers():
+    lines: list[str] = []
+    one = depths.Family("chain", partial(chain, scale=0.5), lambda n: n // 8, (8,))
+    depths.measure_depth(one, 8, ("stock",), lines.append)
+    assert lines == ["chain, 1 layer: stock"]
 
 
 @pytest.mark.parametrize("power", [0.4, 0.5, 0.7])
@@ -208,14 +231,14 @@ def test_functions_are_timed_in_turn():
 def test_comparison_prints_and_writes_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    command = "x --quick --blocks= --depths= --lengths 8,16 --rounds 1 --out"
+    command = "x --quick --blocks= --depths= --lengths 8,12,16 --rounds 1 --out"
     monkeypatch.setattr(sys, "argv", [*command.split(), str(tmp_path)])
     assert compare_depths.main() == 0
     printed, progress = capsys.readouterr()
     assert "chain, memory: peak = " in printed
     assert "chain, 16 layers: stock" in progress
     lines = (tmp_path / "depths.csv").read_text("utf-8").splitlines()
-    assert len(lines) == 1 + 2 * len(MODES)
+    assert len(lines) == 1 + 3 * len(MODES)
     assert lines[0].startswith("part,family,layers,mode")
     for name in ("memory.png", "time.png"):
         assert matplotlib.image.imread(tmp_path / name).shape == (500, 1000, 4)
@@ -241,66 +264,3 @@ def test_pictures_of_several_families(tmp_path: Path):
         image = matplotlib.image.imread(tmp_path / "a.png")
         assert image.shape == (500, 1000, 4)
         assert image[..., :3].std() > 0.05
-
-
-# ---- predicted against measured
-
-
-@pytest.fixture(scope="module")
-def chain_overlay():
-    workload = chain(30)
-    built = build_gradients(workload, "memory")
-    traced = trace(built.call, *workload.batch, replayable=False)
-    return built.plan, overlay(built.plan, traced)
-
-
-def test_prediction_of_a_chain_is_what_is_traced(chain_overlay):
-    _, found = chain_overlay
-    assert abs(found.measured_peak_bytes - found.predicted_peak_bytes) <= MIB
-    # Grappler fuses forward ops that run on the same buffer, and no others.
-    assert not np.isnan(found.measured_bytes[found.first_backward + 5 :]).any()
-    # Step by step, and not only at the peak: within two activations.
-    assert abs(found.largest.bytes) <= 2 * MIB
-
-
-def test_largest_disagreement_names_the_op_where_it_starts(chain_overlay):
-    _, found = chain_overlay
-    wrong = found.predicted_bytes.copy()
-    wrong[20:30] += 40 * MIB
-    wrong[25] += 5 * MIB
-    largest = SimpleNamespace(
-        predicted_bytes=wrong, measured_bytes=found.predicted_bytes.copy()
-    )
-    largest = type(found).largest.fget(largest)
-    assert (largest.start, largest.step, largest.bytes) == (20, 25, -45 * MIB)
-
-
-def test_copies_are_found_under_their_names(chain_overlay):
-    plan, _ = chain_overlay
-    names = step_names(plan)
-    assert len(set(names)) == len(names)
-    assert sum(name.startswith("recompute/") for name in names) >= 10
-
-
-def test_simulation_can_leave_out_what_nobody_sees(chain_overlay):
-    plan, _ = chain_overlay
-    assert simulated_levels(plan).max() == plan.predicted_peak_bytes
-    assert simulated_levels(plan, stock=True).max() == plan.stock_peak_bytes
-    assert simulated_levels(plan, least_bytes=2 * MIB).max() == 0
-    assert simulated_levels(plan, holds_gradients=False)[-1] <= 3 * MIB
-
-
-def test_requested_bytes_are_without_slack():
-    records = [Record(10, 100, "a", 1, 30), Record(20, 50, "b", 2), Record(30, -100)]
-    records[2] = Record(30, -100, key=1)
-    times, levels = requested_curve(build_timeline("/cpu:0", records))
-    assert times.tolist() == [10, 20, 30]
-    assert levels.tolist() == [70, 120, 50]
-
-
-def test_prediction_is_drawn(tmp_path: Path, chain_overlay):
-    _, found = chain_overlay
-    plot_prediction.draw("chain 30", {"memory": found, "b": found}, tmp_path / "p.png")
-    image = matplotlib.image.imread(tmp_path / "p.png")
-    assert image.shape[1] == 1100
-    assert image[..., :3].std() > 0.05

@@ -398,7 +398,7 @@ def test_fit_says_once_what_is_saved(
     lines = [r.getMessage() for r in caplog.records if r.name == our_keras.__name__]
     assert len(lines) == 1
     figures = re.search(
-        r"peak ([\d.]+) MB instead of stock's ([\d.]+) MB, measured ([\d.]+) MB",
+        r"peak ([\d.]+) MiB instead of stock's ([\d.]+) MiB, measured ([\d.]+) MiB",
         lines[0],
     )
     assert figures is not None, lines

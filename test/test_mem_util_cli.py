@@ -35,7 +35,7 @@ def test_table_and_files(metadata_file, tmp_path, capsys):
     ]
     assert main([str(metadata_file), "--timeline", *options]) == 0
     out = capsys.readouterr().out
-    assert "15.0 kB" in out and "conv_2" in out and "<- peak" in out
+    assert "14.6 KiB" in out and "conv_2" in out and "<- peak" in out
     assert image.imread(files["png"]).shape[1] == 1800
     assert json.loads(files["json"].read_text())["traceEvents"]
     assert json.loads(files["costs"].read_text())["conv_0"] == pytest.approx(8e-6)
@@ -45,7 +45,7 @@ def test_step_stats_of_older_scripts(tmp_path, capsys):
     path = tmp_path / "timeline.pb"
     path.write_bytes(chain_metadata(5, 1000).step_stats.SerializeToString())
     assert main([str(path)]) == 0
-    assert "5.0 kB" in capsys.readouterr().out
+    assert "4.9 KiB" in capsys.readouterr().out
 
 
 def test_newest_run_of_a_profiler_folder(tmp_path, capsys):
@@ -56,7 +56,7 @@ def test_newest_run_of_a_profiler_folder(tmp_path, capsys):
         folder.mkdir(parents=True)
         (folder / "host.xplane.pb").write_bytes(build.space.SerializeToString())
     assert main([str(tmp_path)]) == 0
-    assert "7.0 kB" in capsys.readouterr().out
+    assert "6.8 KiB" in capsys.readouterr().out
 
 
 def test_compare(tmp_path, metadata_file, capsys):

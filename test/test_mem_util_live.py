@@ -140,7 +140,7 @@ def test_measure_says_how_and_what_is_not_counted():
     assert taken.how["/cpu:0"] == "statistics of the allocator"
     assert taken.not_counted == ("allocations under 256 KiB on the CPU",)
     assert 0 < taken.seconds < 60
-    assert "MB above the rest" in str(taken)
+    assert "MiB above the rest" in str(taken)
 
 
 def test_measure_calls_as_often_as_it_says():

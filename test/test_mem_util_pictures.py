@@ -16,6 +16,7 @@ from mem_util.plot_trace import trace_figure
 from mem_util.records import Span
 from mem_util.trace_data import Trace
 
+MIB = 2**20
 EMPTY = Trace("nothing", {}, (), {"/cpu:0": "it was idle"})
 
 
@@ -87,10 +88,10 @@ def test_axes_and_marks():
     rows = figure.axes
     assert len(rows) == 6, "two devices and the spans, each with a ranking"
     assert rows[0].get_ylabel() == "live memory, /cpu:0 (B)"
-    assert rows[2].get_ylabel() == "live memory, /gpu:0 (kB)"
+    assert rows[2].get_ylabel() == "live memory, /gpu:0 (KiB)"
     assert rows[4].get_xlabel() == "time (µs)"
     texts = [text.get_text() for text in rows[2].texts]
-    assert any(t.startswith("peak 15.0 kB, set by conv_2") for t in texts)
+    assert any(t.startswith("peak 14.6 KiB, set by conv_2") for t in texts)
     bars = [text.get_text().strip() for text in rows[3].texts]
     assert bars == ["conv_0", "conv_1", "conv_2"]
     lanes = [label.get_text() for label in rows[4].get_yticklabels()]
@@ -102,7 +103,7 @@ def test_the_peak_mark_sits_on_the_peak():
     line = read_run_metadata(chain_metadata(4, 1_000_000)).timelines["/cpu:0"]
     figure = trace_figure(Trace("x", {"/cpu:0": line}, (), {}))
     mark = next(ln for ln in figure.axes[0].lines if ln.get_marker() == "o")
-    assert list(mark.get_ydata()) == [4.0]
+    assert list(mark.get_ydata()) == [pytest.approx(4_000_000 / MIB)]
     assert mark.get_xdata()[0] == pytest.approx(30), "microseconds from the start"
 
 
@@ -126,14 +127,14 @@ def test_no_window_is_asked_for():
 
 def test_curves_of_plain_numbers(tmp_path):
     curves = [
-        ("measured", [0.0, 1.0, 2.0], [5e6, 9e6, 1e6]),
-        mem_util.Curve("predicted", [0.0, 1.0, 2.0], [5e6, 8e6, 1e6]),
+        ("measured", [0.0, 1.0, 2.0], [5 * MIB, 9 * MIB, MIB]),
+        mem_util.Curve("predicted", [0.0, 1.0, 2.0], [5 * MIB, 8 * MIB, MIB]),
     ]
     figure = curves_figure(curves, title="Both", x_label="step")
     axes = figure.axes[0]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "live memory (MB)")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "live memory (MiB)")
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["measured: peak 9.0 MB", "predicted: peak 8.0 MB"]
+    assert labels == ["measured: peak 9.0 MiB", "predicted: peak 8.0 MiB"]
     mem_util.draw_curves(tmp_path / "both.png", curves)
     assert image.imread(tmp_path / "both.png").shape[:2] == (825, 1800)
 

@@ -111,12 +111,12 @@ def test_any_records_give_a_level_never_below_zero_or_an_error(pairs):
     ("count", "text"),
     [
         (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (22_681_600, "22.7 MB"),
-        (120_300_000, "120 MB"),
-        (2_500_000_000, "2.5 GB"),
-        (-1500, "-1.5 kB"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (22_681_600, "21.6 MiB"),
+        (120_300_000, "115 MiB"),
+        (2_700_000_000, "2.5 GiB"),
+        (-1500, "-1.5 KiB"),
     ],
 )
 def test_format_bytes(count, text):

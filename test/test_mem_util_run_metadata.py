@@ -181,7 +181,7 @@ def test_print_memory_timeline(capsys):
     mem_util.print_memory_timeline(gpu_metadata(), device="/gpu:0")
     out = capsys.readouterr().out
     assert "/cpu:0" not in out
-    assert "peak 15.0 kB, set by conv_2" in out
+    assert "peak 14.6 KiB, set by conv_2" in out
     assert out.count("<- peak") == 1
     mem_util.print_memory_timeline(gpu_metadata(), ignore_less_than_bytes=1000)
     out = capsys.readouterr().out

@@ -17,16 +17,16 @@ v1 = tf.compat.v1
 @pytest.mark.parametrize(
     ("largest", "count", "text"),
     [
-        (999, 40, "40 B"),
-        (1000, 40, "0.040 kB"),
-        (16_400, 1_049_000, "1049 kB"),
-        (136_300_000, 136_300_000, "136 MB"),
-        (136_300_000, 28_640_000, "28.6 MB"),
-        (136_300_000, 2_097_152, "2.10 MB"),
-        (136_300_000, 131_072, "0.131 MB"),
-        (136_300_000, 12, "< 0.001 MB"),
-        (136_300_000, 0, "0 MB"),
-        (7_000_000_000, 28_640_000, "0.0286 GB"),
+        (1023, 40, "40 B"),
+        (1024, 41, "0.040 KiB"),
+        (16_400, 1_074_176, "1049 KiB"),
+        (136 * 2**20, 136 * 2**20, "136 MiB"),
+        (136 * 2**20, 30_000_000, "28.6 MiB"),
+        (136 * 2**20, 2_097_152, "2.00 MiB"),
+        (136 * 2**20, 131_072, "0.125 MiB"),
+        (136 * 2**20, 12, "< 0.001 MiB"),
+        (136 * 2**20, 0, "0 MiB"),
+        (7 * 2**30, 30_000_000, "0.0279 GiB"),
         (0, 0, "0 B"),
     ],
 )
@@ -93,7 +93,7 @@ def test_figures_of_a_summary_agree(name: str) -> None:
         assert {line.split()[2] for line in lines[: 5 if rest else None]} <= set(
             plan.kept
         )
-    assert len(set(re.findall(r"\d (k?B|MB|GB)\b", text))) == 1
+    assert len(set(re.findall(r"\d (B|KiB|MiB|GiB)\b", text))) == 1
     assert re.findall(r"\b1 (?:tensors|ops)\b", text) == []
 
 
@@ -112,7 +112,7 @@ def test_columns_of_layers_stand_below_their_heads(name: str) -> None:
 def test_gradients_that_fill_the_peak_are_named() -> None:
     plan, variables = dense(16, 256, 6)
     assert plan.recomputed == ()
-    found = re.search(r"The largest is that of (\S+): (0\.262 MB)", plan.summary())
+    found = re.search(r"The largest is that of (\S+): (0\.250 MiB)", plan.summary())
     assert found is not None, plan.summary()
     assert found[1] in {variable.name for variable in variables}
 
@@ -130,7 +130,7 @@ def test_the_gradient_named_is_that_of_its_variable() -> None:
         )
 
     step.get_concrete_function(tf.TensorSpec([2, 8]))
-    assert "that of wide0:0: 131 kB" in msg.last_plan().summary()
+    assert "that of wide0:0: 128 KiB" in msg.last_plan().summary()
 
 
 def test_a_variable_that_is_gone_is_named_by_who_reads_it() -> None:
@@ -148,7 +148,7 @@ def test_a_variable_of_a_v1_graph_is_named() -> None:
         msg.gradients(
             tf.tanh(tf.tanh(x @ w) @ tf.ones([512, 2])), w, checkpoints="memory"
         )
-        assert "that of weights: 1.05 MB" in msg.last_plan().summary()
+        assert "that of weights: 1.00 MiB" in msg.last_plan().summary()
 
 
 def test_weights_that_dominate_are_told() -> None:
@@ -160,7 +160,9 @@ def test_weights_that_dominate_are_told() -> None:
         return msg.gradients(tf.reduce_sum(y), x, checkpoints="memory")
 
     step.get_concrete_function(tf.TensorSpec([2, 512]))
-    assert "Variables take 1049 kB and inputs take 4.10 kB" in msg.last_plan().summary()
+    assert (
+        "Variables take 1024 KiB and inputs take 4.00 KiB" in msg.last_plan().summary()
+    )
 
 
 def test_inputs_that_dominate_are_told() -> None:
@@ -180,7 +182,7 @@ def test_one_op_that_needs_all_is_named_with_no_more_than_the_peak() -> None:
         msg.gradients(tf.reduce_sum(tf.tanh(tf.tanh(y))), x, checkpoints="memory")
         text = msg.last_plan().summary()
     found = re.search(
-        r"reads and writes is ([\d.]+) MB of the peak of ([\d.]+) MB", text
+        r"reads and writes is ([\d.]+) MiB of the peak of ([\d.]+) MiB", text
     )
     assert found is not None, text
     assert float(found[1]) <= float(found[2])

@@ -17,7 +17,6 @@ import tensorflow as tf
 import demo
 import memory_saving_gradients
 from measuring import (
-    MIB,
     build_gradients,
     build_step,
     largest_difference,
@@ -26,7 +25,7 @@ from measuring import (
     session_peak_bytes,
 )
 from models import MODELS, chain
-from tables import markdown, table
+from tables import MIB, markdown, table
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELL_SCRIPTS = (
@@ -37,6 +36,7 @@ SHELL_SCRIPTS = (
     "train_two_workers.sh",
 )
 PYTHON_SCRIPTS = (
+    "bench_first_step.py",
     "bench_models.py",
     "bench_peers.py",
     "bench_planners.py",
@@ -101,6 +101,7 @@ def test_help_of_the_demo_is_complete(tmp_path: Path):
 
 BAD_ARGUMENTS = {
     "demo.py": ["--steps 0", "--batch 0", "--batch 1798", "--blocks -1", "--steps x"],
+    "bench_first_step.py": ["nonsense", "--jit maybe", "--rounds 0", "--ways stock"],
     "bench_models.py": [
         "--pairs 0",
         "--runs 0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import zoo
 import zoo_measure
-from zoo_models import architectures
+from zoo_models import BY_HAND, architectures
 
 SAMPLE = {
     "GPT-like": 0.25,
@@ -124,15 +125,35 @@ def test_an_unknown_name_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch
 # -- the document ----------------------------------------------------------------------
 
 
-def test_the_table_in_the_documents_has_no_fault():
-    text = (Path(__file__).resolve().parents[1] / "docs" / "zoo.md").read_text("utf-8")
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def table_in_the_documents() -> tuple[list[str], list[list[str]]]:
+    """Heads and rows."""
+    text = (ROOT / "docs" / "zoo.md").read_text("utf-8")
     lines = text.split("<!-- zoo: begin -->")[1].split("<!-- zoo: end -->")[0]
     rows = [line.strip("|").split(" | ") for line in lines.splitlines() if "|" in line]
-    heads, body = [head.strip() for head in rows[0]], rows[2:]
+    return [head.strip() for head in rows[0]], rows[2:]
+
+
+def test_the_table_in_the_documents_has_no_fault():
+    heads, body = table_in_the_documents()
     assert heads == [head for head, _ in zoo.COLUMNS]
     names = [cells[0].strip() for cells in body]
-    known = list(architectures())
-    assert names == [name for name in known if name in names]
+    assert names == list(architectures())
     for cells in body:
         assert cells[heads.index("bits")] == "equal"
         assert cells[-1].strip() == "ok"
+
+
+def test_the_readme_sums_the_table_up():
+    heads, body = table_in_the_documents()
+    place = heads.index("of stock")
+    found = {cells[0].strip(): float(cells[place]) for cells in body}
+    ratios = [found[name] for name in found if name not in BY_HAND]
+    half = sum(ratio <= 0.5 for ratio in ratios)
+    summary = (
+        f"takes {statistics.median(ratios):.2f} of stock's peak in the median of "
+        f"{len(ratios)}, and no more than half in {half} of them"
+    )
+    assert summary in " ".join((ROOT / "README.md").read_text("utf-8").split())
