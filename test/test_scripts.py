@@ -43,6 +43,7 @@ PYTHON_SCRIPTS = (
     "compare_depths.py",
     "demo.py",
     "draw_schedules.py",
+    "plan_gpt3_layer.py",
     "plot_prediction.py",
     "train_two_workers.py",
     "zoo.py",
@@ -122,6 +123,7 @@ BAD_ARGUMENTS = {
         "--optimal --ops 2",
         "--optimal --seconds 0",
     ],
+    "plan_gpt3_layer.py": ["--length 0", "--heads 7", "--kept x"],
     "zoo.py": ["--runs 0", "--scale 0", "--mode collection", "--resume"],
 }
 
