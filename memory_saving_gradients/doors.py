@@ -28,7 +28,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import tf_internals
+from memory_saving_gradients import bodies, tf_internals, tf_internals_bodies
 from memory_saving_gradients.autodiff import (
     Outcome,
     Setting,
@@ -102,12 +102,22 @@ _here = _Here()
 @contextmanager
 def use(setting: Setting | None) -> Iterator[None]:
     """Lets a setting hold in this thread, and for this thread alone; None is stock."""
-    with hold_open():
+    with hold_open(), bodies.within(bodies.Within(setting)):
         _here.settings.append(setting)
         try:
             yield
         finally:
             _here.settings.pop()
+
+
+@contextmanager
+def use_inside(setting: Setting | None) -> Iterator[None]:
+    """Lets a setting hold in this thread, but for the bodies of called functions only.
+
+    Under some tapes it is decided when a function is called what its gradient reads.
+    """
+    with hold_open(), bodies.within(bodies.Within(setting)):
+        yield
 
 
 def set_process_wide(setting: Setting | None) -> None:
@@ -145,6 +155,9 @@ class Door:
                 _holders += 1
             tf_internals.TAPES.wrap(_through_tapes)
             tf_internals.GRAPHS.wrap(_through_graphs)
+            # These stay: functions go on to remember what was made for them.
+            tf_internals_bodies.DELAYED_PAIRS.wrap(_delayed_pairs)
+            tf_internals_bodies.TAPE_PAIRS.wrap(_tape_pairs)
 
     def close(self) -> None:
         """Takes them away, if nobody else needs them."""
@@ -193,10 +206,12 @@ def handle(
         route: What the caller is called in counts.
     """
     _here.busy += 1
+    graph = tf.compat.v1.get_default_graph()
     try:
-        outcome = save_memory(
-            setting, targets, given, differentiate, all_or_none=route == TAPE
-        )
+        with bodies.within(bodies.Within(setting, graph)):
+            outcome = save_memory(
+                setting, targets, given, differentiate, all_or_none=route == TAPE
+            )
     finally:
         _here.busy -= 1
     with _lock:
@@ -248,12 +263,23 @@ def _through_graphs(before: Callable[..., Any], *args: Any, **kwargs: Any) -> An
             return before(**{**arguments, "grad_ys": seeds})
 
     targets = as_list(ys)
-    setting = None
-    if body is None or body is tf.compat.v1.get_default_graph():
-        setting = _setting_for(targets)
+    if body is not None and body is not tf.compat.v1.get_default_graph():
+        given = arguments.get("grad_ys")
+        return bodies.differentiate_body(_process_wide, body, given, stock)
+    setting = _setting_for(targets)
     if setting is None:
         return stock(arguments.get("grad_ys"))
     return _handle_or_stock(setting, targets, arguments.get("grad_ys"), stock, GRAPH)
+
+
+def _delayed_pairs(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The wrapper of what looks up a called function's forward and backward pass."""
+    return bodies.pair_of_this_setting(_process_wide, before, *args, **kwargs)
+
+
+def _tape_pairs(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The same for what is called while a tape watches."""
+    return bodies.tape_pairs_of_this_setting(_process_wide, before, *args, **kwargs)
 
 
 def _setting_for(targets: Sequence[Any]) -> Setting | None:

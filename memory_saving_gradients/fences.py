@@ -135,7 +135,6 @@ class DataFence(Fence):
 
     def inputs(self, index: int, op: int, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         """Ties an entry copy: one that reads nothing recomputed."""
-        node = self._reading.graph.ops[op]
         graph = self._reading.graph
         held = self._schedule.kept
         if any(
@@ -144,7 +143,7 @@ class DataFence(Fence):
         ):
             return inputs
         predicate = self._predicate_at(index)
-        place = self._place_to_tie(node.inputs)
+        place = self._place_to_tie(op)
         if predicate is None or place is None:
             return inputs
         tied = list(inputs)
@@ -188,17 +187,22 @@ class DataFence(Fence):
                 return made
         return None
 
-    def _place_to_tie(self, inputs: Sequence[int]) -> int | None:
+    def may_tie(self, op: int, place: int, tensor: int) -> bool:
+        """Whether an operand may depend on what only a run can know."""
+        dtype = self._reading.tensors[tensor].dtype
+        if dtype.is_floating or dtype.is_complex:
+            return True
+        return (dtype.is_integer or dtype == tf.bool) and self._runtime.has(tensor)
+
+    def _place_to_tie(self, op: int) -> int | None:
         """The smallest operand that may be tied."""
-        tensors = self._reading.graph.tensors
+        graph = self._reading.graph
         best: int | None = None
+        inputs = graph.ops[op].inputs
         for place, tensor in enumerate(inputs):
-            dtype = self._reading.tensors[tensor].dtype
-            usable = dtype.is_floating or dtype.is_complex
-            if not usable and (dtype.is_integer or dtype == tf.bool):
-                usable = self._runtime.has(tensor)
-            if usable and (
-                best is None or tensors[tensor].bytes < tensors[inputs[best]].bytes
+            if self.may_tie(op, place, tensor) and (
+                best is None
+                or graph.tensors[tensor].bytes < graph.tensors[inputs[best]].bytes
             ):
                 best = place
         return best

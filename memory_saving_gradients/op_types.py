@@ -19,6 +19,7 @@ __all__ = [
     "REDUCTION_TYPES",
     "RESTING_TYPES",
     "SCALAR_BYTES",
+    "SEED_PLACES",
     "SHAPE_TYPES",
     "ZEROS_TYPES",
 ]
@@ -66,6 +67,24 @@ INEXPENSIVE_TYPES = (
         NextIteration NoOp Switch""".split()
     )
 )
+
+# Where stateless draws take their seed: the only operand of theirs that is a value.
+SEED_PLACES = {
+    **dict.fromkeys(
+        """StatelessMultinomial StatelessParameterizedTruncatedNormal
+        StatelessRandomBinomial StatelessRandomGammaV2 StatelessRandomNormal
+        StatelessRandomPoisson StatelessRandomUniform StatelessRandomUniformFullInt
+        StatelessRandomUniformInt StatelessTruncatedNormal""".split(),
+        1,
+    ),
+    **dict.fromkeys(
+        """StatelessRandomNormalV2 StatelessRandomUniformFullIntV2
+        StatelessRandomUniformIntV2 StatelessRandomUniformV2
+        StatelessTruncatedNormalV2""".split(),
+        1,
+    ),
+    "StatelessRandomGetKeyCounter": 0,
+}
 
 # What makes a dropout mask of a random draw and numbers.
 MASK_TYPES = frozenset(

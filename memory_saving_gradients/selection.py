@@ -31,7 +31,7 @@ from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.wording import counted
 
-__all__ = ["collected", "describe", "plain_variable", "select"]
+__all__ = ["accepts", "collected", "describe", "plain_variable", "select"]
 
 _NOT_THE_CALLER = (
     os.path.dirname(os.path.abspath(__file__)),
@@ -118,7 +118,7 @@ def select(
     chosen = frozenset(
         root
         for tensor, root in zip(reading.tensors, roots, strict=True)
-        if root in serving and _accepts(predicate, tensor)
+        if root in serving and accepts(predicate, tensor)
     )
     if not chosen and serving:
         raise CheckpointError(
@@ -130,7 +130,7 @@ def select(
     return problem.forced | chosen
 
 
-def _accepts(predicate: Any, tensor: tf.Tensor) -> bool:
+def accepts(predicate: Any, tensor: tf.Tensor) -> bool:
     """What the user's function says of one tensor."""
     where = (
         f"{_WHERE}: the function {getattr(predicate, '__name__', repr(predicate))} "

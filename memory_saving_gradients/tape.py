@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -78,7 +78,21 @@ class GradientTape(tf_internals.StockTape):
         self._setting: Setting | None = parse_setting(
             checkpoints, unknown_dim, verify, where="GradientTape"
         )
+        self._inside = ExitStack()
         super().__init__(persistent, watch_accessed_variables)
+
+    @_unconverted
+    def __enter__(self) -> GradientTape:
+        """Starts recording. Functions called from now on save memory inside."""
+        self._inside.enter_context(doors.use_inside(self._setting))
+        super().__enter__()
+        return self
+
+    @_unconverted
+    def __exit__(self, *error: Any) -> None:
+        """Stops recording."""
+        self._inside.close()
+        super().__exit__(*error)
 
     @property
     def plan(self) -> Plan | None:

@@ -1,4 +1,7 @@
-"""The only file that touches TensorFlow's private names, each with its reason.
+"""What touches TensorFlow's private names, each with its reason.
+
+This file and `tf_internals_bodies` (loops, branches, called functions) are the only
+ones that do.
 
 Everything is bound once, at import. So no order of patching can make this library call
 itself, and a TensorFlow that drops one of these names fails here, at import, with the
@@ -81,8 +84,12 @@ class Funnel:
     (`from tensorflow import GradientTape`) long before.
     """
 
-    def __init__(self, module: str, name: str, stock: Callable[..., Any]) -> None:
-        self._module = importlib.import_module(module)
+    def __init__(
+        self, module: str, name: str, stock: Callable[..., Any], owner: str = ""
+    ) -> None:
+        self._module: Any = importlib.import_module(module)
+        if owner:  # a method: callers look it up in its class
+            self._module = getattr(self._module, owner)
         self._name = name
         self._stock = stock
         self._door: Callable[..., Any] | None = None
@@ -272,20 +279,28 @@ def creation_scope(graph: tf.Graph) -> Iterator[None]:
 
 
 def copy_op(
-    graph: tf.Graph, op: tf.Operation, name: str, inputs: Sequence[tf.Tensor]
+    graph: tf.Graph,
+    op: tf.Operation,
+    name: str,
+    inputs: Sequence[tf.Tensor],
+    *,
+    same_graph: bool = True,
 ) -> tf.Operation:
     """A copy of `op` that reads `inputs`: same attributes, device, control inputs.
 
-    Call it inside `creation_scope`.
+    A copy in another graph than its original's has no control inputs. Call it inside
+    `creation_scope`.
     """
     definition = op.node_def
     definition.name = name
+    if not same_graph:  # the op that it is colocated with is not there
+        definition.attr.pop("_class", None)
     with graph._mutation_lock():
         copy = _from_node_def(
             definition,
             graph,
             inputs=list(inputs),
-            control_inputs=list(op.control_inputs),
+            control_inputs=list(op.control_inputs) if same_graph else [],
             input_types=op._input_types,
             op_def=op.op_def,
         )

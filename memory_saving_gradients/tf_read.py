@@ -30,7 +30,7 @@ from memory_saving_gradients.graph import (
 )
 from memory_saving_gradients.tf_shapes import full_shapes
 
-__all__ = ["Reading", "read"]
+__all__ = ["Reading", "pin_of", "read"]
 
 # Nothing is computed and nothing moved: not even read, by those that ask for a shape.
 _FREE_TYPES = op_types.ALIAS_TYPES | op_types.RESTING_TYPES | op_types.SHAPE_TYPES
@@ -217,7 +217,7 @@ class _Reader:
             if free or self._does_nothing(op.type, inputs, outputs)
             else cost.seconds(signature),
             heavy=cost.is_heavy(signature),
-            pin=_pin(op) or (Pin.FOREIGN if id(op) in self._pinned else None),
+            pin=pin_of(op) or (Pin.FOREIGN if id(op) in self._pinned else None),
             in_place=op.type in op_types.IN_PLACE_TYPES,
             inexpensive=_is_inexpensive(op),
             metadata_only=op.type in op_types.SHAPE_TYPES
@@ -330,7 +330,7 @@ def _is_inexpensive(op: tf.Operation) -> bool:
     return op.type in op_types.INEXPENSIVE_TYPES or "GPU" in op.device.upper()
 
 
-def _pin(op: tf.Operation) -> Pin | None:
+def pin_of(op: tf.Operation) -> Pin | None:
     """Why `op` may not be recomputed, or None."""
     if op.type in op_types.PLACEHOLDER_TYPES:
         return Pin.PLACEHOLDER

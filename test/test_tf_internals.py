@@ -13,7 +13,11 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from memory_saving_gradients import UnsupportedTensorFlowError, tf_internals
+from memory_saving_gradients import (
+    UnsupportedTensorFlowError,
+    tf_internals,
+    tf_internals_bodies,
+)
 from memory_saving_gradients.tf_required import (
     NEWEST,
     OLDEST,
@@ -21,7 +25,8 @@ from memory_saving_gradients.tf_required import (
     require_tensorflow,
 )
 
-SOURCE = Path(tf_internals.__file__).read_text()
+FILES = (tf_internals, tf_internals_bodies)
+SOURCE = "\n".join(Path(module.__file__).read_text() for module in FILES)
 BOUND = [
     tuple(argument.value for argument in node.args)
     for node in ast.walk(ast.parse(SOURCE))

@@ -1,0 +1,247 @@
+"""Which setting holds inside loops, branches and called functions, and how often they
+run.
+
+The gradient of a body is built when the op outside is differentiated: then the setting
+of that gradient holds. But what a called function hands to its gradient is decided when
+it is *called*, if a tape watches that is persistent, nested in another or eager. So a
+setting holds from the tape's `__enter__` on, or from `enable()` on, and TensorFlow,
+which remembers what it made for a function, is made to remember it by setting
+(`pair_of_this_setting`, `tape_pairs_of_this_setting`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients import op_types, tf_internals, tf_internals_bodies
+from memory_saving_gradients.autodiff import Setting
+from memory_saving_gradients.checkpoints import Auto, Checkpoints, Collection, Keep
+from memory_saving_gradients.inside import Inside, InsidePlan, recompute_inside
+
+__all__ = [
+    "ASSUMED_ITERATIONS",
+    "Within",
+    "differentiate_body",
+    "pair_of_this_setting",
+    "tape_pairs_of_this_setting",
+    "within",
+]
+
+ASSUMED_ITERATIONS = 64
+"""What a loop is taken to run if nothing in the graph says how often it does."""
+
+_ASSUMED_BODIES = 4
+"""How many bodies of a kind are taken to be around if the graph is not there yet."""
+
+# The attribute of a called function that holds its pairs for each setting.
+_PAIRS = "_memory_saving_gradients_pairs"
+
+
+@dataclass
+class Within:
+    """A gradient, or a tape, inside of which bodies are differentiated.
+
+    Attributes:
+        setting: How to save memory; None for stock.
+        graph: The graph that is differentiated, None if it is not there yet.
+        plans: What was done in bodies.
+    """
+
+    setting: Setting | None
+    graph: tf.Graph | None = None
+    plans: list[InsidePlan] = field(default_factory=list)
+    _loops: list[tuple[int, tf.Graph]] = field(default_factory=list)
+    _sizes: dict[int, int] = field(default_factory=dict)
+    _bodies: list[tf.Graph] = field(default_factory=list)  # keeps ids of `_sizes` valid
+
+    def checkpoints(self, body: tf.Graph) -> Checkpoints:
+        """What to keep in a body."""
+        assert self.setting is not None
+        wanted = self.setting.checkpoints
+        if isinstance(wanted, Collection):
+            source = body if self.graph is None else self.graph
+            return Keep(tuple(source.get_collection(wanted.name)))
+        if callable(wanted):
+            # Looked up in the graph around; there is nothing of it in bodies.
+            return Keep(())
+        return wanted
+
+    @contextmanager
+    def entering(self, body: tf.Graph) -> Iterator[int]:
+        """While a body is differentiated: how many of its kind are around."""
+        loop = self._iterations(body)
+        factor = self._loops[-1][0] if self._loops else 1
+        if loop:
+            self._loops.append((factor * loop, body))
+            try:
+                yield factor * loop
+            finally:
+                self._loops.pop()
+        else:
+            yield factor * self._alike(body)
+
+    def _iterations(self, body: tf.Graph) -> int:
+        """How often a loop runs; 0 if the body is not that of a loop."""
+        if not tf_internals_bodies.is_loop_body(body):
+            return 0
+        loop = tf_internals_bodies.loop_of(body)
+        most = None if loop is None else tf.get_static_value(loop.inputs[1])
+        return ASSUMED_ITERATIONS if most is None or most < 0 else max(int(most), 1)
+
+    def _alike(self, body: tf.Graph) -> int:
+        around = self._loops[-1][1] if self._loops else self.graph
+        if around is None:
+            return _ASSUMED_BODIES
+        own = self._bytes(body)
+        return max(round(self._bytes(around) / own), 1) if own else 1
+
+    def _bytes(self, graph: tf.Graph) -> int:
+        """Bytes of all that one run of a graph computes, bodies included."""
+        if id(graph) not in self._sizes:
+            self._sizes[id(graph)] = 0  # against recursion
+            self._bodies.append(graph)
+            total = 0
+            for op in graph.get_operations():
+                if op.type in op_types.CALL_TYPES:
+                    for body in tf_internals_bodies.bodies_of(op):
+                        times = self._iterations(body) or 1
+                        total += times * self._bytes(body)
+                elif op.type not in op_types.ALIAS_TYPES | op_types.RESTING_TYPES:
+                    total += sum(map(self._size, op.outputs))
+            self._sizes[id(graph)] = total
+        return self._sizes[id(graph)]
+
+    def _size(self, tensor: tf.Tensor) -> int:
+        if tensor.shape.rank is None or self.setting is None:
+            return 0
+        count = tensor.dtype.size or 8
+        for size in tensor.shape.as_list():
+            count *= self.setting.unknown_dim if size is None else size
+        return int(count)
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.within: list[Within] = []
+
+
+_here = _Here()
+
+
+@contextmanager
+def within(what: Within) -> Iterator[Within]:
+    """Lets a setting hold for the bodies that are differentiated meanwhile."""
+    _here.within.append(what)
+    try:
+        yield what
+    finally:
+        # By identity: tapes need not be left in the order in which they were entered.
+        _here.within[:] = [other for other in _here.within if other is not what]
+
+
+def _innermost(process_wide: Setting | None) -> Within | None:
+    if _here.within:
+        found = _here.within[-1]
+        return found if found.setting is not None else None
+    return Within(process_wide) if process_wide is not None else None
+
+
+def differentiate_body(
+    process_wide: Setting | None,
+    body: tf.Graph,
+    given: Any,
+    differentiate: Callable[[Any], Sequence[Any]],
+) -> Sequence[Any]:
+    """Builds the gradient of a body in the default graph, as the setting demands.
+
+    Args:
+        process_wide: What holds where nothing else does.
+        body: The body of a function, loop or branch.
+        given: The gradients of its results.
+        differentiate: The stock call, given these.
+    """
+    holding = _innermost(process_wide)
+    graph = tf.compat.v1.get_default_graph()
+    if (
+        holding is None
+        or holding.setting is None
+        or not tf_internals.builds_function(graph)
+    ):
+        return differentiate(given)
+    with holding.entering(body) as times:
+        wish = Inside(holding.checkpoints(body), holding.setting.unknown_dim, times)
+        gradients, plan = recompute_inside(wish, graph, body, given, differentiate)
+    if plan is not None:
+        holding.plans.append(plan)
+    return gradients
+
+
+# -- what TensorFlow remembers ---------------------------------------------------------
+
+
+def _token(holding: Within | None) -> Any:
+    """What tells settings apart. It keeps alive what it tells apart by identity."""
+    if holding is None or holding.setting is None:
+        return None
+    wanted = holding.setting.checkpoints
+    if isinstance(wanted, Auto | Collection):
+        return wanted, holding.setting.unknown_dim
+    return _Same(wanted), holding.setting.unknown_dim
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """Equal to what holds the very same object."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def pair_of_this_setting(
+    process_wide: Setting | None,
+    before: Callable[..., Any],
+    functions: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """The wrapper of the method that looks up, or makes, forward and backward."""
+    _swap(functions, ("_cached_function_pairs",), _token(_innermost(process_wide)))
+    return before(functions, *args, **kwargs)
+
+
+def tape_pairs_of_this_setting(
+    process_wide: Setting | None,
+    before: Callable[..., Any],
+    function: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """The same for functions that are called while a tape watches."""
+    names = ("_first_order_tape_functions", "_higher_order_tape_functions")
+    _swap(function, names, _token(_innermost(process_wide)))
+    return before(function, *args, **kwargs)
+
+
+def _swap(holder: Any, names: Sequence[str], token: Any) -> None:
+    """Puts in place what the holder remembers of this setting."""
+    remembered = vars(holder).get(_PAIRS)
+    if remembered is None:
+        if token is None:
+            return
+        remembered = {None: [getattr(holder, name) for name in names]}
+        setattr(holder, _PAIRS, remembered)
+    for name, value in zip(
+        names, remembered.setdefault(token, [{} for _ in names]), strict=True
+    ):
+        setattr(holder, name, value)

@@ -1,0 +1,274 @@
+"""Plans and rewires the gradient of the body of a loop, a branch or a called function.
+
+See `tf_capture` for what this is about. Here steps 2 and 3 of its outline are done: the
+gradient body that has just been built, copies included, is read as a training graph, of
+which the copies are the forward pass.
+
+Automatic strategies compare two plans. One keeps nothing but what the body was given;
+the other is that of the outer strategy for the body alone. What a body keeps is there
+as often as there are such bodies (iterations, calls) before the backward pass begins,
+and what it recomputes only once. So the plan is taken for which
+
+    times * (bytes kept) + (peak of the body) - (bytes kept)
+
+is less. `speed` keeps the least bytes with which nothing heavy is recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients import (
+    fences,
+    op_types,
+    selection,
+    tf_internals,
+    tf_internals_bodies,
+)
+from memory_saving_gradients.buffers import Buffers
+from memory_saving_gradients.checkpoints import Auto, Checkpoints, Keep, Where
+from memory_saving_gradients.order import backward_order
+from memory_saving_gradients.planners import PLANNERS, Problem
+from memory_saving_gradients.planners.settled import casts_of_what_rests
+from memory_saving_gradients.planners.storage import least_held
+from memory_saving_gradients.schedule import Schedule, make_schedule
+from memory_saving_gradients.simulate import simulate
+from memory_saving_gradients.tf_capture import Captures
+from memory_saving_gradients.tf_read import Reading, read
+
+__all__ = ["Inside", "InsidePlan", "recompute_inside"]
+
+
+@dataclass(frozen=True)
+class Inside:
+    """How the bodies inside a gradient shall save memory.
+
+    Attributes:
+        checkpoints: What to keep.
+        unknown_dim: What an unknown dimension is taken to be while planning.
+        times: How many bodies of this kind are there before the first is
+            differentiated.
+    """
+
+    checkpoints: Checkpoints
+    unknown_dim: int
+    times: int
+
+    def keeps(self, tensor: tf.Tensor) -> bool:
+        """Whether the user wants this very tensor to be kept."""
+        if isinstance(self.checkpoints, Where):
+            return selection.accepts(self.checkpoints.predicate, tensor)
+        if isinstance(self.checkpoints, Keep):
+            return any(
+                entry is tensor or entry == tensor.name or entry is tensor.op
+                for entry in self.checkpoints.tensors
+                if isinstance(entry, str | tf.Operation) or tf.is_symbolic_tensor(entry)
+            )
+        return False
+
+
+@dataclass(frozen=True)
+class InsidePlan:
+    """What was done in one body.
+
+    Attributes:
+        name: The name of the body.
+        times: How often it counts.
+        stock_bytes: What stock holds for one run of it.
+        kept_bytes: What is held for one run of it now, in excess of its inputs.
+        peak_bytes: The simulated peak of one run of its gradient.
+        seconds: Estimated time of the recomputation, for one run.
+        recomputed: The names of the ops that are recomputed.
+    """
+
+    name: str
+    times: int
+    stock_bytes: int
+    kept_bytes: int
+    peak_bytes: int
+    seconds: float
+    recomputed: tuple[str, ...]
+
+
+def recompute_inside(
+    wish: Inside,
+    graph: tf.Graph,
+    body: tf.Graph,
+    given: Any,
+    differentiate: Callable[[Any], Sequence[Any]],
+) -> tuple[list[Any], InsidePlan | None]:
+    """Has stock build the gradient of a body, and makes it recompute.
+
+    Args:
+        wish: How to save memory.
+        graph: The gradient body, which is being built.
+        body: The body that is differentiated.
+        given: The gradients of its results.
+        differentiate: The stock call, given these.
+
+    Returns:
+        The gradients, and what was done; None if nothing is recomputed.
+    """
+    captures = Captures(graph, body, wish.keeps, wish.unknown_dim)
+    # Asked here: a scope in which ops are made closes XLA's context.
+    in_xla = bool(tf_internals.in_xla(graph)) or _is_for_xla(body)
+    with (
+        tf_internals.ops_of_this_thread(graph) as created,
+        tf_internals_bodies.captures_through(graph, captures.capture, captures.create),
+    ):
+        seeds, given = _seeds(given)
+        results = list(differentiate(given))
+        plan = None
+        if captures.originals:
+            plan = _settle(wish, captures, created, seeds, results, in_xla)
+    return results, plan
+
+
+def _seeds(given: Any) -> tuple[list[tf.Tensor], Any]:
+    """The gradients that come in, as ops of our own, which others can wait for."""
+    if given is None:
+        return [], given
+    entries = list(given) if isinstance(given, list | tuple) else [given]
+    seeds = []
+    for place, gradient in enumerate(entries):
+        if tf.is_symbolic_tensor(gradient) and gradient.dtype.is_floating:
+            entries[place] = tf.identity(gradient, "recompute/seed")
+            seeds.append(entries[place])
+    return seeds, entries
+
+
+def _is_for_xla(body: tf.Graph) -> bool:
+    """Whether the body is that of a function which XLA compiles by itself."""
+    return any(
+        tf_internals_bodies.made_for_xla(op) for op in body.get_operations()[-1:]
+    )
+
+
+def _settle(
+    wish: Inside,
+    captures: Captures,
+    created: Sequence[tf.Operation],
+    seeds: Sequence[tf.Tensor],
+    results: Sequence[Any],
+    in_xla: bool,
+) -> InsidePlan:
+    """Plans the gradient body and makes the plan real."""
+    backward = [op for op in created if id(op) not in captures.inside]
+    flat = tf.nest.flatten([g for g in results if g is not None], True)
+    flat = [t for t in flat if t is not None and t.graph is captures.graph]
+    reading = read(backward, [], flat, seeds, unknown_dim=wish.unknown_dim)
+    starts = {n for n, op in enumerate(reading.ops) if id(op) in _ops_of(seeds)}
+    buffers = Buffers(reading.graph, backward_order(reading.graph, starts))
+    schedule = _planned(wish, buffers, reading, starts)
+    redone = set(schedule.recomputed)
+    kept = [
+        t
+        for t in sorted(schedule.kept)
+        if id(reading.tensors[t]) in captures.originals
+        and reading.graph.tensors[t].op not in redone
+    ]
+    for tensor in kept:
+        _hold(captures, reading.tensors[tensor])
+    _tie(captures.graph, reading, buffers, schedule, in_xla)
+    ops = reading.graph.ops
+    return InsidePlan(
+        name=str(getattr(captures.body, "name", "")),
+        times=wish.times,
+        stock_bytes=sum(buffers.size[t] for t in buffers.residuals),
+        kept_bytes=sum(buffers.size[t] for t in kept),
+        peak_bytes=simulate(buffers, schedule).peak_bytes,
+        seconds=sum(ops[op].seconds for op in redone),
+        recomputed=tuple(ops[op].name for op in schedule.recomputed),
+    )
+
+
+def _ops_of(tensors: Sequence[tf.Tensor]) -> set[int]:
+    return {id(tensor.op) for tensor in tensors}
+
+
+def _planned(
+    wish: Inside, buffers: Buffers, reading: Reading, starts: set[int]
+) -> Schedule:
+    """The better of the plans that the module's outline speaks of."""
+    problem = Problem(buffers, barred=casts_of_what_rests(buffers))
+    candidates: list[frozenset[int]] = [frozenset()]
+    if isinstance(wish.checkpoints, Auto):
+        if wish.checkpoints.mode == "speed":
+            heavy = frozenset(op.id for op in reading.graph.forward_ops if op.heavy)
+            candidates = [least_held(buffers, heavy)]
+        elif problem.candidates:
+            candidates.append(PLANNERS[wish.checkpoints.mode](problem))
+    found = []
+    for order, kept in enumerate(candidates):
+        schedule = make_schedule(
+            buffers,
+            kept,
+            seeds=starts,
+            significant_bytes=problem.stock_peak_bytes // 2000,
+        )
+        redone = set(schedule.recomputed)
+        held = sum(
+            buffers.size[t]
+            for t in schedule.kept
+            if buffers.pinned(t) is None and reading.graph.tensors[t].op not in redone
+        )
+        peak = simulate(buffers, schedule).peak_bytes
+        found.append(((wish.times - 1) * held + peak, order, schedule))
+    return min(found, key=lambda entry: entry[:2])[-1]
+
+
+def _hold(captures: Captures, copied: tf.Tensor) -> None:
+    """Has everything read the original instead of a copy."""
+    readers = list(copied.consumers())
+    held = captures.as_stock(captures.originals[id(copied)])
+    for reader in readers:
+        for place, tensor in enumerate(reader.inputs):
+            if tensor is copied:
+                tf_internals.update_input(reader, place, held)
+
+
+def _tie(
+    graph: tf.Graph,
+    reading: Reading,
+    buffers: Buffers,
+    schedule: Schedule,
+    in_xla: bool,
+) -> None:
+    """Makes the order of the schedule real."""
+    fence: fences.Fence
+    if in_xla:
+        fence = _BodyFence(reading, buffers, schedule)
+    else:
+        fence = fences.ControlFence(reading, schedule)
+    with tf_internals.creation_scope(graph):
+        for index, step in enumerate(schedule.steps):
+            op = reading.ops[step.op]
+            if not step.copy:
+                fence.backward(index, op)
+                continue
+            inputs = list(op.inputs)
+            tied = fence.inputs(index, step.op, inputs)
+            for place, (old, new) in enumerate(zip(inputs, tied, strict=True)):
+                if new is not old:
+                    tf_internals.update_input(op, place, new)
+            fence.copied(index, op)
+
+
+class _BodyFence(fences.DataFence):
+    """Data ties in a body.
+
+    What comes into a body may be a constant outside. So of integers only the seeds of
+    draws are tied, which never have to be known to the compiler.
+    """
+
+    def may_tie(self, op: int, place: int, tensor: int) -> bool:
+        """Whether an operand may depend on what only a run can know."""
+        dtype = self._reading.tensors[tensor].dtype
+        if dtype.is_floating or dtype.is_complex:
+            return True
+        kind = self._reading.graph.ops[op].type
+        return place == op_types.SEED_PLACES.get(kind, -1)
