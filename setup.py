@@ -69,6 +69,7 @@ setup(
     python_requires=">=3.10",
     install_requires=[
         "matplotlib>=3.7",
+        "networkx>=3.0",
         "numpy>=1.23.5",
         "toposort>=1.7",
     ],

@@ -6,6 +6,7 @@ forward pass instead of holding it.
 """
 
 from memory_saving_gradients import tf_required as _tf_required  # noqa: F401
+from memory_saving_gradients.budget import Budget
 from memory_saving_gradients.differentiate import (
     gradients,
     gradients_collection,
@@ -13,6 +14,7 @@ from memory_saving_gradients.differentiate import (
     gradients_speed,
 )
 from memory_saving_gradients.errors import (
+    BudgetError,
     CheckpointError,
     EagerExecutionError,
     IllegalGraphError,
@@ -35,6 +37,8 @@ from memory_saving_gradients.tape import GradientTape
 __version__ = "1.0.0"
 
 __all__ = [
+    "Budget",
+    "BudgetError",
     "CheckpointError",
     "EagerExecutionError",
     "GradientTape",

@@ -10,9 +10,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from memory_saving_gradients.budget import Budget, looks_like_a_budget
 from memory_saving_gradients.errors import CheckpointError
 
-__all__ = ["COLLECTION", "Auto", "Checkpoints", "Collection", "Keep", "Where", "parse"]
+__all__ = [
+    "COLLECTION",
+    "Auto",
+    "Budget",
+    "Checkpoints",
+    "Collection",
+    "Keep",
+    "Where",
+    "parse",
+]
 
 COLLECTION = "checkpoints"
 """The graph collection that `checkpoints="collection"` reads."""
@@ -60,11 +70,11 @@ class Where:
     predicate: Callable[[Any], bool]
 
 
-Checkpoints = Auto | Keep | Collection | Where
+Checkpoints = Auto | Budget | Keep | Collection | Where
 
 _CHOICES = (
-    '"memory", "speed", "collection", a list of tensors or of tensor names, '
-    "or a function of a `tf.Tensor` that returns a bool"
+    '"memory", "speed", "collection", a budget such as "4GiB" or "40%", a list of '
+    "tensors or of tensor names, or a function of a `tf.Tensor` that returns a bool"
 )
 
 
@@ -88,13 +98,15 @@ def parse(value: Any, modes: Iterable[str], where: str = "gradients") -> Checkpo
     Raises:
         CheckpointError: It is none of the things that `checkpoints` may be.
     """
-    if isinstance(value, Auto | Keep | Collection | Where):
+    if isinstance(value, Auto | Budget | Keep | Collection | Where):
         return value
     if isinstance(value, str):
         if value == "collection":
             return Collection()
         if value in modes:
             return Auto(value)
+        if looks_like_a_budget(value):
+            return Budget(value)
         hint = (
             " If it was meant as the name of the gradient ops, pass `name=...`: the "
             "fourth positional argument of `tf.gradients` is `name`, here it is "
@@ -111,7 +123,10 @@ def parse(value: Any, modes: Iterable[str], where: str = "gradients") -> Checkpo
         return Where(value)
     if isinstance(value, Iterable) and not isinstance(value, bytes):
         return Keep(tuple(value))
+    hint = ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        hint = f" For a budget of that many bytes give `Budget({value!r})`."
     raise CheckpointError(
         f"`memory_saving_gradients.{where}`: `checkpoints` must be {_CHOICES}, but "
-        f"got {value!r} of type {type(value).__name__}."
+        f"got {value!r} of type {type(value).__name__}.{hint}"
     )

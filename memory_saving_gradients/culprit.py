@@ -10,7 +10,7 @@ from collections.abc import Callable, Set
 
 import tensorflow as tf
 
-from memory_saving_gradients.graph import Storage, TrainingGraph
+from memory_saving_gradients.graph import Storage, variables_read
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.user_code import user_line
 
@@ -66,7 +66,7 @@ def filler(plan: Plan, size: Sizes) -> str:
 
 def resting(plan: Plan, size: Sizes, least_share: float) -> str:
     """That weights or inputs take more than `least_share` times the peak, or ""."""
-    variables, inputs = _variables(plan.reading.graph), 0
+    variables, inputs = variables_read(plan.reading.graph), 0
     for op in plan.reading.graph.forward_ops:
         if op.type.startswith("Placeholder") and op.outputs:
             tensor = plan.reading.graph.tensors[op.outputs[0]]
@@ -142,17 +142,6 @@ def _partial_gradients(plan: Plan, size: Sizes) -> str:
     return ""
 
 
-def _variables(graph: TrainingGraph) -> dict[int, list[int]]:
-    """For the handle of each variable that the forward pass reads what it reads."""
-    found: dict[int, list[int]] = {}
-    for op in graph.forward_ops:
-        if op.type == "ReadVariableOp":
-            found.setdefault(op.inputs[0], []).extend(op.outputs)
-        elif op.type in ("Variable", "VariableV2"):
-            found.setdefault(op.outputs[0], []).extend(op.outputs)
-    return found
-
-
 def _is_handle(plan: Plan, tensor: int) -> bool:
     return bool(plan.reading.tensors[tensor].dtype == tf.resource)
 
@@ -172,7 +161,7 @@ def _variable_of(plan: Plan, result: int) -> str:
         else None
     )
     alike: list[int] = []
-    for handle, reads in _variables(graph).items():
+    for handle, reads in variables_read(graph).items():
         static = reading.tensors[reads[0]].shape
         if static.rank is None or static.as_list() != shape:
             continue

@@ -63,6 +63,8 @@ def gradients(
         checkpoints: What to keep:
             `"memory"`: whatever makes the peak smallest;
             `"speed"`: in any case what is dear to recompute;
+            `"4GiB"`, `"40%"` (of stock's peak) or a `Budget`: whatever costs least
+            extra time within that peak;
             `"collection"`: the tensors in the graph collection "checkpoints";
             a list of tensors or tensor names: exactly these;
             a function of a `tf.Tensor` that returns a bool.
@@ -86,6 +88,7 @@ def gradients(
     Raises:
         EagerExecutionError: There is no graph: called outside a `tf.function`.
         CheckpointError: From `checkpoints` no plan can be made.
+        BudgetError: No plan keeps to the budget; it names the least that would do.
         UnknownCheckpointNameError: `checkpoints` has a name that the graph has not.
         VerificationUnavailableError: `verify=True` under XLA.
         LookupError, TypeError, ValueError: Whatever `tf.gradients` would raise.

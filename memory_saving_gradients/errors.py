@@ -6,9 +6,11 @@ Each class is also a builtin type, so that code which knows nothing of this libr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 __all__ = [
+    "BudgetError",
     "CheckpointError",
     "EagerExecutionError",
     "IllegalGraphError",
@@ -30,6 +32,17 @@ class MemorySavingGradientsError(Exception):
 
 class CheckpointError(MemorySavingGradientsError, ValueError):
     """A `checkpoints=` argument from which no plan can be made."""
+
+
+class BudgetError(CheckpointError):
+    """A budget that no plan keeps to."""
+
+    @property
+    def least_bytes(self) -> int:
+        """The least that would do, in bytes, as the message says: AutoGraph makes
+        errors anew from their messages, so that they carry nothing else."""
+        found = re.search(r"\((\d+) bytes", str(self))
+        return int(found[1]) if found else 0
 
 
 class UnknownCheckpointNameError(CheckpointError, LookupError):

@@ -225,3 +225,14 @@ def _require(condition: bool, what: str) -> None:
         raise IllegalGraphError(
             f"`memory_saving_gradients.graph.check`: not a training graph: {what}."
         )
+
+
+def variables_read(graph: TrainingGraph) -> dict[int, list[int]]:
+    """For the handle of each variable that the forward pass reads what it reads."""
+    found: dict[int, list[int]] = {}
+    for op in graph.forward_ops:
+        if op.type == "ReadVariableOp":
+            found.setdefault(op.inputs[0], []).extend(op.outputs)
+        elif op.type in ("Variable", "VariableV2"):
+            found.setdefault(op.outputs[0], []).extend(op.outputs)
+    return found

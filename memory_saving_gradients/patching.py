@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import doors, keras_models, selection, tf_internals
 from memory_saving_gradients.autodiff import UNKNOWN_DIM, Setting, parse_setting
-from memory_saving_gradients.checkpoints import Auto
+from memory_saving_gradients.checkpoints import Auto, Budget
 from memory_saving_gradients.errors import shortened
 from memory_saving_gradients.wording import counted
 
@@ -162,8 +162,8 @@ def _same(one: Setting | None, other: Setting | None) -> bool:
         return one is other
     # Other kinds hold tensors, of which TensorFlow redefines the comparison.
     return one is other or (
-        isinstance(one.checkpoints, Auto)
-        and isinstance(other.checkpoints, Auto)
+        isinstance(one.checkpoints, Auto | Budget)
+        and isinstance(other.checkpoints, Auto | Budget)
         and one == other
     )
 

@@ -34,6 +34,8 @@ class Plan:
         planning_seconds: How long reading, planning and rewriting took, in seconds.
         reason: Why the graph was left as it was, or "".
         xla: Whether the graph is compiled by XLA, which schedules for itself.
+        budget_bytes: What a budget allowed above rest, in bytes; None without one.
+        resting_bytes: What a budget in total found to rest, in bytes; else None.
         stock: The simulated run of the untouched graph: a `simulate.Timeline` with
             `steps` (which op, original or copy), `live_bytes` (for each step, in bytes
             above rest while it runs), `at_peak` (the buffers alive at the peak) and
@@ -47,9 +49,9 @@ class Plan:
             an op is pinned), `reading.tensors[id]` and `reading.ops[id]` the objects of
             TensorFlow. It keeps the `tf.Graph` alive.
 
-    The attributes up to `xla` are stable. `stock`, `timeline`, `schedule` and `reading`
-    are what the planner worked with, for tools and for the curious: their layout may
-    change in any release.
+    The attributes up to `resting_bytes` are stable. `stock`, `timeline`, `schedule` and
+    `reading` are what the planner worked with, for tools and the curious: their layout
+    may change in any release.
     """
 
     strategy: str
@@ -64,6 +66,8 @@ class Plan:
     planning_seconds: float
     reason: str
     xla: bool
+    budget_bytes: int | None
+    resting_bytes: int | None
     stock: Timeline = field(repr=False)
     timeline: Timeline = field(repr=False)
     schedule: Schedule = field(repr=False)

@@ -84,6 +84,13 @@ def _headline(plan: Plan) -> str:
         f"{counted(len(plan.recomputed), 'op')}",
         f"  planning took    {plan.planning_seconds:.2f} s",
     ]
+    if plan.budget_bytes is not None:
+        rest = ""
+        if plan.resting_bytes is not None:
+            rest = f", {size(plan.resting_bytes)} of the total rest"
+        lines.insert(
+            1, f"  budget           {size(plan.budget_bytes)} above rest{rest}"
+        )
     if plan.xla:
         lines.append(
             "  XLA schedules for itself: the figures are those of the executor, and a "

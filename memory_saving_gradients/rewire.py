@@ -21,8 +21,9 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients import fences, selection, tf_internals
+from memory_saving_gradients.budgeted import Allowance, allowance, kept_within
 from memory_saving_gradients.buffers import Buffers
-from memory_saving_gradients.checkpoints import Auto, Checkpoints
+from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints
 from memory_saving_gradients.gain import Gain, gain_of
 from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.plan import Plan, remember
@@ -78,6 +79,7 @@ class _Decision:
     gain: Gain
     reason: str
     chosen: int
+    allowed: Allowance | None
 
 
 @contextlib.contextmanager
@@ -157,14 +159,19 @@ def _decide(
     problem = Problem(buffers, barred=barred)
     problem = problem.forcing(masks_of_draws(problem))
     stock = problem.stock
-    kept = selection.select(checkpoints, problem, reading, graph)
+    allowed = None
+    if isinstance(checkpoints, Budget):
+        allowed = allowance(checkpoints, problem, reading)
+        kept = kept_within(allowed, checkpoints, problem, reading)
+    else:
+        kept = selection.select(checkpoints, problem, reading, graph)
     schedule = make_schedule(
         buffers, kept, seeds=starts, significant_bytes=stock.peak_bytes // 2000
     )
     timeline = simulate(buffers, schedule)
     extra = sum(reading.graph.ops[op].seconds for op in schedule.recomputed)
     gain = gain_of(buffers, kept, stock, timeline, extra)
-    reason = _reason_for_stock(checkpoints, problem, schedule, gain)
+    reason = _reason_for_stock(checkpoints, problem, schedule, gain, allowed)
     if reason:
         steps = tuple(Step(op) for op in buffers.backward)
         schedule = Schedule(steps, (), frozenset(buffers.residuals))
@@ -176,17 +183,25 @@ def _decide(
             extra_fraction=0.0,
         )
     chosen = len(kept - problem.forced)
-    return _Decision(schedule, timeline, stock, gain, reason, chosen)
+    return _Decision(schedule, timeline, stock, gain, reason, chosen, allowed)
 
 
 def _reason_for_stock(
-    checkpoints: Checkpoints, problem: Problem, schedule: Schedule, gain: Gain
+    checkpoints: Checkpoints,
+    problem: Problem,
+    schedule: Schedule,
+    gain: Gain,
+    allowed: Allowance | None,
 ) -> str:
     """Why the graph is left as it is, or "". What the user selects is obeyed."""
     if not problem.buffers.graph.results:
         return "none of the `xs` reaches the `ys`, so that every gradient is None"
     if schedule.recomputed:
         return gain.reason_against() if isinstance(checkpoints, Auto) else ""
+    if allowed is not None:
+        # Even without recomputation the enforced order may be what keeps to it.
+        fits = problem.stock_peak_bytes <= allowed.bytes
+        return "stock's own peak is within the budget" if fits else ""
     if not problem.candidates:
         return "there is nothing that could be recomputed to save memory"
     if isinstance(checkpoints, Auto):
@@ -222,6 +237,8 @@ def _plan(
         planning_seconds=elapsed,
         reason=decision.reason,
         xla=bool(tf_internals.in_xla(graph)),
+        budget_bytes=decision.allowed.bytes if decision.allowed else None,
+        resting_bytes=decision.allowed.resting_bytes if decision.allowed else None,
         stock=decision.stock,
         timeline=decision.timeline,
         schedule=schedule,

@@ -20,7 +20,13 @@ import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals
-from memory_saving_gradients.checkpoints import Auto, Checkpoints, Collection, Keep
+from memory_saving_gradients.checkpoints import (
+    Auto,
+    Budget,
+    Checkpoints,
+    Collection,
+    Keep,
+)
 from memory_saving_gradients.errors import (
     CheckpointError,
     UnknownCheckpointNameError,
@@ -58,6 +64,8 @@ def describe(checkpoints: Checkpoints, chosen: int | None = None) -> str:
     """
     if isinstance(checkpoints, Auto):
         return checkpoints.mode
+    if isinstance(checkpoints, Budget):
+        return str(checkpoints)
     if isinstance(checkpoints, Keep):
         count = len(checkpoints.tensors) if chosen is None else chosen
         return f"{counted(count, 'tensor')} from {checkpoints.origin}"

@@ -326,3 +326,18 @@ def add_control_input(op: tf.Operation, waits_for: tf.Operation) -> None:
 def drop_control_inputs(op: tf.Operation) -> None:
     """Removes all control inputs of `op`."""
     op._remove_all_control_inputs()
+
+
+# How much memory TensorFlow may use on a device: public API tells a limit that the user
+# has set, but not the one that TensorFlow sets itself (nearly all of a GPU).
+_list_local_devices = _bind("tensorflow.python.client.device_lib", "list_local_devices")
+
+
+def memory_limit(device: str) -> int:
+    """Bytes that the allocator of a device such as `"GPU:0"` may hand out, 0 if that is
+    not known."""
+    with tf.init_scope():
+        for attributes in _list_local_devices():
+            if attributes.name.endswith(device):
+                return int(attributes.memory_limit)
+    return 0

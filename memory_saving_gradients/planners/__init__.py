@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from memory_saving_gradients.planners.budget import plan_budget
 from memory_saving_gradients.planners.memory import plan_memory
 from memory_saving_gradients.planners.problem import Problem
 from memory_saving_gradients.planners.speed import plan_speed
 
-__all__ = ["PLANNERS", "Planner", "Problem"]
+__all__ = ["PLANNERS", "Planner", "Problem", "plan_budget"]
 
 Planner = Callable[[Problem], frozenset[int]]
 """What a strategy is: from a problem to the ids of the tensors that are kept."""

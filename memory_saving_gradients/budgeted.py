@@ -1,0 +1,135 @@
+"""A budget in a real graph: what it allows, and what is kept under it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from memory_saving_gradients import tf_internals
+from memory_saving_gradients.budget import Budget
+from memory_saving_gradients.errors import BudgetError, CheckpointError
+from memory_saving_gradients.graph import variables_read
+from memory_saving_gradients.planners import Problem, plan_budget
+from memory_saving_gradients.schedule import make_schedule
+from memory_saving_gradients.simulate import simulate
+from memory_saving_gradients.sweep import Sweep
+from memory_saving_gradients.tf_read import Reading
+from memory_saving_gradients.user_code import user_line
+from memory_saving_gradients.wording import sizes_like
+
+__all__ = ["Allowance", "allowance", "kept_within"]
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a budget comes to in one graph.
+
+    Attributes:
+        bytes: What the peak may be, above rest.
+        total_bytes: What the whole program may use, if the budget was given so.
+        resting_bytes: What of that rests: variables, optimizer slots.
+    """
+
+    bytes: int
+    total_bytes: int | None = None
+    resting_bytes: int | None = None
+
+
+def allowance(budget: Budget, problem: Problem, reading: Reading) -> Allowance:
+    """What the budget leaves for the forward and backward pass.
+
+    Raises:
+        CheckpointError: The device is not there, or has no limit of its own.
+        BudgetError: What rests takes all of it.
+    """
+    if budget.above_rest:
+        return Allowance(budget.allowed(problem.stock_peak_bytes))
+    device = _device(budget)
+    total = budget.total_bytes
+    if total is None:
+        total = _memory_of(device)
+    resting = max(_given_out(device), _variable_bytes(reading))
+    if resting >= total:
+        size = sizes_like(total)
+        raise BudgetError(
+            f"What rests on {device}, variables and the like, takes {size(resting)} "
+            f"({resting} bytes), all of the {size(total)} of {budget}. Recomputation "
+            "saves nothing of that: use a smaller model, a leaner optimizer, or half "
+            "precision."
+        )
+    return Allowance(total - resting, total, resting)
+
+
+def kept_within(
+    allowed: Allowance, budget: Budget, problem: Problem, reading: Reading
+) -> frozenset[int]:
+    """The ids of the tensors that are kept.
+
+    Raises:
+        BudgetError: No plan that was found is within the budget.
+    """
+    kept = plan_budget(problem, allowed.bytes)
+    if allowed.bytes >= problem.stock_peak_bytes:
+        return kept
+    least = Sweep(problem.buffers, kept).peak_bytes
+    if least <= allowed.bytes:
+        return kept
+    timeline = simulate(problem.buffers, make_schedule(problem.buffers, kept))
+    step = timeline.steps[timeline.peak_step]
+    op = reading.graph.ops[step.op]
+    stock = problem.stock_peak_bytes
+    size = sizes_like(stock)
+    raise BudgetError(
+        f"No plan keeps to {budget}, which is {size(allowed.bytes)} above rest. "
+        f"The lowest peak that was found is {size(least)} ({least} bytes, "
+        f"{100 * least / stock:.1f} % of stock's {size(stock)}), reached "
+        f"{'while recomputing' if step.copy else 'at'} {op.type} {op.name} "
+        f"({user_line(reading.ops[op.id])}). Allow that much, or make that op smaller, "
+        "by a smaller batch, say."
+    )
+
+
+def _variable_bytes(reading: Reading) -> int:
+    """Bytes of the variables that the forward pass reads."""
+    tensors = reading.graph.tensors
+    return sum(tensors[r[0]].bytes for r in variables_read(reading.graph).values())
+
+
+def _device(budget: Budget) -> str:
+    """The device that is meant, as TensorFlow's memory functions want it."""
+    known = [d.name for d in tf.config.list_logical_devices()]
+    short = [name.removeprefix("/device:") for name in known]
+    if budget.device is None:
+        gpus = [name for name in short if name.startswith("GPU:")]
+        return gpus[0] if gpus else "CPU:0"
+    asked = budget.device.upper().lstrip("/").removeprefix("DEVICE:")
+    asked = asked if ":" in asked else f"{asked}:0"
+    if asked not in short:
+        raise CheckpointError(
+            f"`memory_saving_gradients.Budget`: there is no device {budget.device!r}. "
+            f"TensorFlow sees {', '.join(short)}."
+        )
+    return asked
+
+
+def _given_out(device: str) -> int:
+    """What the device's allocator has given out at this moment."""
+    with tf.init_scope():
+        try:
+            info = tf.config.experimental.get_memory_info(device)
+        except ValueError:  # it keeps no count
+            return 0
+    return int(info["current"])
+
+
+def _memory_of(device: str) -> int:
+    """All that TensorFlow may use on a device."""
+    limit = tf_internals.memory_limit(device)
+    if device.startswith("CPU") or limit <= 0:
+        raise CheckpointError(
+            f"`memory_saving_gradients.Budget`: TensorFlow sets itself no limit on "
+            f'{device}. Say how much there is: `Budget(total="8GiB", '
+            f'device="{device}")`.'
+        )
+    return limit
