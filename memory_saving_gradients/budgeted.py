@@ -75,18 +75,38 @@ def kept_within(
     least = Sweep(problem.buffers, kept).peak_bytes
     if least <= allowed.bytes:
         return kept
-    timeline = simulate(problem.buffers, make_schedule(problem.buffers, kept))
+    raise _too_little(allowed, budget, problem, reading, kept)
+
+
+def _too_little(
+    allowed: Allowance,
+    budget: Budget,
+    problem: Problem,
+    reading: Reading,
+    kept: frozenset[int],
+) -> BudgetError:
+    """What to say if `kept`, the selection of the lowest peak, is too much."""
+    graph, buffers = reading.graph, problem.buffers
+    timeline = simulate(buffers, make_schedule(buffers, kept))
     step = timeline.steps[timeline.peak_step]
-    op = reading.graph.ops[step.op]
-    stock = problem.stock_peak_bytes
+    op = graph.ops[step.op]
+    least, stock = timeline.peak_bytes, problem.stock_peak_bytes
     size = sizes_like(stock)
-    raise BudgetError(
+    made = [
+        graph.tensors[alive.tensor]
+        for alive in timeline.at_peak
+        if graph.tensors[alive.tensor].op < graph.forward_count
+    ]
+    largest = ""
+    if made:
+        where = user_line(reading.ops[made[0].op])
+        largest = f", where {made[0].name} ({where}) takes {size(made[0].bytes)}"
+    return BudgetError(
         f"No plan keeps to {budget}, which is {size(allowed.bytes)} above rest. "
         f"The lowest peak that was found is {size(least)} ({least} bytes, "
         f"{100 * least / stock:.1f} % of stock's {size(stock)}), reached "
-        f"{'while recomputing' if step.copy else 'at'} {op.type} {op.name} "
-        f"({user_line(reading.ops[op.id])}). Allow that much, or make that op smaller, "
-        "by a smaller batch, say."
+        f"{'while recomputing' if step.copy else 'at'} {op.type} {op.name}{largest}. "
+        "Allow that much, or make those tensors smaller, by a smaller batch, say."
     )
 
 
