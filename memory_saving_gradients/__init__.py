@@ -24,6 +24,7 @@ from memory_saving_gradients.errors import (
     VerificationUnavailableError,
 )
 from memory_saving_gradients.keras import memory_saving
+from memory_saving_gradients.loops import while_loop
 from memory_saving_gradients.patching import (
     Status,
     disable,
@@ -60,4 +61,5 @@ __all__ = [
     "last_plan",
     "memory_saving",
     "status",
+    "while_loop",
 ]

@@ -113,7 +113,8 @@ def recompute_inside(
     Returns:
         The gradients, and what was done; None if nothing is recomputed.
     """
-    captures = Captures(graph, body, wish.keeps, wish.unknown_dim)
+    replays = wish.checkpoints != Auto("speed")
+    captures = Captures(graph, body, wish.keeps, wish.unknown_dim, replays)
     # Asked here: a scope in which ops are made closes XLA's context.
     in_xla = bool(tf_internals.in_xla(graph)) or _is_for_xla(body)
     with (
@@ -160,7 +161,14 @@ def _settle(
     backward = [op for op in created if id(op) not in captures.inside]
     flat = tf.nest.flatten([g for g in results if g is not None], True)
     flat = [t for t in flat if t is not None and t.graph is captures.graph]
-    reading = read(backward, [], flat, seeds, unknown_dim=wish.unknown_dim)
+    reading = read(
+        backward,
+        [],
+        flat,
+        seeds,
+        unknown_dim=wish.unknown_dim,
+        repeatable=captures.copies,
+    )
     starts = {n for n, op in enumerate(reading.ops) if id(op) in _ops_of(seeds)}
     buffers = Buffers(reading.graph, backward_order(reading.graph, starts))
     schedule = _planned(wish, buffers, reading, starts)
@@ -194,7 +202,7 @@ def _planned(
     wish: Inside, buffers: Buffers, reading: Reading, starts: set[int]
 ) -> Schedule:
     """The better of the plans that the module's outline speaks of."""
-    problem = Problem(buffers, barred=casts_of_what_rests(buffers))
+    problem = Problem(buffers, barred=casts_of_what_rests(buffers) | _lists(reading))
     candidates: list[frozenset[int]] = [frozenset()]
     if isinstance(wish.checkpoints, Auto):
         if wish.checkpoints.mode == "speed":
@@ -219,6 +227,16 @@ def _planned(
         peak = simulate(buffers, schedule).peak_bytes
         found.append(((wish.times - 1) * held + peak, order, schedule))
     return min(found, key=lambda entry: entry[:2])[-1]
+
+
+def _lists(reading: Reading) -> frozenset[int]:
+    """What loops are run again for: of their lists nobody knows how long they are."""
+    return frozenset(
+        tensor
+        for op in reading.graph.forward_ops
+        if op.type in op_types.CALL_TYPES
+        for tensor in op.outputs
+    )
 
 
 def _hold(captures: Captures, copied: tf.Tensor) -> None:

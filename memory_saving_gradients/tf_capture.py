@@ -32,7 +32,7 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals, tf_internals_bodies
-from memory_saving_gradients.tf_read import pin_of
+from memory_saving_gradients.pins import pin_of
 
 __all__ = ["Captures"]
 
@@ -55,7 +55,10 @@ class Captures:
         body: The body.
         keeps: Whether a tensor of the body shall be captured as stock would.
         unknown_dim: What an unknown dimension is taken to be.
+        replays_loops: Whether a loop inside this one is run again as a whole. What it
+            stores for its gradient is then there for one of its runs at a time.
         originals: For the `id` of each tensor of a copy the tensor of the body.
+        copies: The `id`s of all copies.
         inside: The `id`s of all ops of the gradient body that were made in order to
             answer it: copies and what captures consist of.
     """
@@ -64,7 +67,9 @@ class Captures:
     body: tf.Graph
     keeps: Callable[[tf.Tensor], bool]
     unknown_dim: int
+    replays_loops: bool
     originals: dict[int, tf.Tensor] = field(default_factory=dict)
+    copies: set[int] = field(default_factory=set)
     inside: set[int] = field(default_factory=set)
     _here: dict[int, tf.Tensor] = field(default_factory=dict)
     _invariant: set[int] = field(default_factory=set)
@@ -156,15 +161,18 @@ class Captures:
         with tf_internals.creation_scope(self.graph):
             copy = tf_internals.copy_op(self.graph, op, name, inputs, same_graph=False)
         self.inside.add(id(copy))
+        self.copies.add(id(copy))
         for original, made in zip(op.outputs, copy.outputs, strict=True):
-            self._here[id(original)] = made
+            self._here.setdefault(id(original), made)
             self.originals[id(made)] = original
 
     def _redone(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor of the body is recomputed."""
         op = tensor.op
-        if op.type == "Const":
+        if op.type in ("Const", "EmptyTensorList"):
             return True
+        if op.type == "StatelessWhile":
+            return self.replays_loops and tf_internals_bodies.is_loop_body(self.body)
         if op.type in _READING_LISTS:
             return id(op.inputs[0]) in self._invariant
         if id(tensor) in self._ends or pin_of(op) is not None:

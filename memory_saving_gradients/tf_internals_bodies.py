@@ -16,20 +16,24 @@ from memory_saving_gradients.tf_internals import (
     Funnel,
     _bind,
     control_flow_context,
+    copy_op,
     creation_scope,
 )
 
 __all__ = [
     "DELAYED_PAIRS",
     "TAPE_PAIRS",
+    "Reassigned",
     "bodies_of",
     "capture_result",
     "captures_through",
+    "copy_functional",
     "create_op_in",
     "is_loop_body",
     "is_read_only",
     "loop_of",
     "made_for_xla",
+    "reads_outside",
 ]
 
 # A called function remembers the pair of functions for its forward and backward pass.
@@ -66,7 +70,14 @@ _CONDITION = "_forward_cond_graph"
 _bind("tensorflow.python.ops.while_v2", "_WhileBodyGradFuncGraph", "_capture_helper")
 _tensor_id = _bind("tensorflow.python.framework.ops", "tensor_id")
 
+# What tells TensorFlow's shape inference what a list is a list of.
+_copy_handle_data = _bind("tensorflow.python.ops.handle_data_util", "copy_handle_data")
+
+# The attributes that say what an op runs.
+_FUNCTIONS = {"StatelessWhile": ("cond", "body")}
+
 # Called functions are kept by the graphs that call them.
+_bind("tensorflow.python.framework.ops", "Graph", "_add_function_recursive")
 _bind("tensorflow.python.framework.ops", "Graph", "_get_function")
 
 # How a body gets hold of tensors from outside, and how it makes its ops.
@@ -154,6 +165,20 @@ def capture_result(graph: tf.Graph, body: tf.Graph, tensor: tf.Tensor) -> tf.Ten
     return captured
 
 
+def copy_functional(
+    graph: tf.Graph, op: tf.Operation, name: str, inputs: Sequence[tf.Tensor]
+) -> tf.Operation:
+    """A copy in another graph of an op that has bodies; these are shared."""
+    functions = [op.get_attr(attribute) for attribute in _FUNCTIONS[op.type]]
+    for function in functions:
+        graph._add_function_recursive(op.graph._get_function(function.name))
+    copy = copy_op(graph, op, name, inputs, same_graph=False)
+    for original, made in zip(op.outputs, copy.outputs, strict=True):
+        if original.dtype == tf.variant:  # what it is a list of
+            _copy_handle_data(original, made)
+    return copy
+
+
 def bodies_of(op: tf.Operation) -> list[tf.Graph]:
     """What runs inside a loop, a branch or a call, as far as Python knows it.
 
@@ -196,3 +221,79 @@ def create_op_in(
 def is_loop_body(graph: tf.Graph) -> bool:
     """Whether `graph` is the body of a `While`."""
     return isinstance(graph, _while_body)
+
+
+class Reassigned(Exception):
+    """A loop changes a variable that it reads."""
+
+
+_READERS = frozenset(
+    """ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp
+    VariableShape""".split()
+)
+
+
+def _outside(graph: tf.Graph, tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor around a body that one of the body stands for."""
+    for external, internal in graph.captures:
+        if internal is tensor:
+            return external
+    return tensor
+
+
+@contextlib.contextmanager
+def reads_outside(
+    graph: tf.Graph, outside: tf.Graph, reads: dict[int, tf.Operation]
+) -> Iterator[None]:
+    """Has a body take the values of variables from the graph around it.
+
+    So its loop has no state, if it has no other, and may be run twice.
+
+    Args:
+        graph: The body, which is being built.
+        outside: Where variables are read.
+        reads: The reads so far, by the `id` of the variable's handle. One dictionary
+            for all bodies of a loop.
+
+    Raises:
+        Reassigned: The body changes a variable that it reads.
+    """
+    stock_create, stock_capture = graph._create_op_internal, graph.capture
+    changed: set[int] = set()
+    taking_in = False
+
+    def capture(tensor: tf.Tensor, *args: Any, **kw: Any) -> tf.Tensor:
+        # A handle that is captured stays, though only its variable's value is wanted.
+        if tensor.dtype == tf.resource and not taking_in:
+            return tensor
+        return stock_capture(tensor, *args, **kw)
+
+    def create(op_type: str, inputs: Sequence[tf.Tensor], *args: Any, **kw: Any) -> Any:
+        nonlocal taking_in
+        handles = {id(_outside(graph, t)) for t in inputs if t.dtype == tf.resource}
+        is_inner = getattr(inputs[0], "graph", None) is graph if inputs else True
+        if op_type not in _READERS:
+            changed.update(handles)
+        elif op_type == "ReadVariableOp" and not is_inner:
+            (handle,) = handles
+            if handle not in reads and handle not in changed:
+                with outside.as_default():
+                    reads[handle] = outside._create_op_internal(
+                        op_type, inputs, *args, **kw
+                    )
+        if not changed.isdisjoint(reads):
+            raise Reassigned
+        if op_type == "ReadVariableOp" and not handles.isdisjoint(reads):
+            return reads[handles.pop()]
+        taking_in = True
+        try:
+            return stock_create(op_type, inputs, *args, **kw)
+        finally:
+            taking_in = False
+
+    graph._create_op_internal, graph.capture = create, capture
+    try:
+        yield
+    finally:
+        del graph.capture
+        del graph._create_op_internal

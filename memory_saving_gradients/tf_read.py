@@ -7,7 +7,7 @@ shares a buffer and what takes none. Names are never asked.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -28,9 +28,10 @@ from memory_saving_gradients.graph import (
     TensorNode,
     TrainingGraph,
 )
+from memory_saving_gradients.pins import pin_of
 from memory_saving_gradients.tf_shapes import full_shapes
 
-__all__ = ["Reading", "pin_of", "read"]
+__all__ = ["Reading", "read"]
 
 # Nothing is computed and nothing moved: not even read, by those that ask for a shape.
 _FREE_TYPES = op_types.ALIAS_TYPES | op_types.RESTING_TYPES | op_types.SHAPE_TYPES
@@ -91,6 +92,7 @@ def read(
     *,
     unknown_dim: int,
     foreign: Sequence[tf.Operation] = (),
+    repeatable: Set[int] = frozenset(),
 ) -> Reading:
     """Reads what one call of `gradients()` differentiated and what it made.
 
@@ -103,6 +105,8 @@ def read(
         unknown_dim: What an unknown dimension is taken to be.
         foreign: Ops of other threads in the midst of the created ones. They count as
             backward ops to which no order may be given, and what they read is pinned.
+        repeatable: The `id`s of forward ops of which it is known that they may be
+            recomputed, whatever their type.
 
     Returns:
         The training graph: the created ops that will run, and every op that a target
@@ -111,6 +115,7 @@ def read(
     backward = _used([*created, *foreign], results)
     forward = _in_order(_ancestors(backward, targets))
     reader = _Reader(forward, _in_order(backward), unknown_dim, created, foreign)
+    reader.repeatable = repeatable
     return reader.reading(targets, results, seeds)
 
 
@@ -125,6 +130,7 @@ class _Reader:
         created: Sequence[tf.Operation],
         foreign: Sequence[tf.Operation],
     ) -> None:
+        self.repeatable: Set[int] = frozenset()
         self._ops = [*forward, *backward]
         self._forward_count = len(forward)
         self._unknown_dim = unknown_dim
@@ -217,7 +223,7 @@ class _Reader:
             if free or self._does_nothing(op.type, inputs, outputs)
             else cost.seconds(signature),
             heavy=cost.is_heavy(signature),
-            pin=pin_of(op) or (Pin.FOREIGN if id(op) in self._pinned else None),
+            pin=self._pin(op),
             in_place=op.type in op_types.IN_PLACE_TYPES,
             inexpensive=_is_inexpensive(op),
             metadata_only=op.type in op_types.SHAPE_TYPES
@@ -225,6 +231,11 @@ class _Reader:
             device=op.device,
             free_order=id(op) not in self._unorderable,
         )
+
+    def _pin(self, op: tf.Operation) -> Pin | None:
+        if id(op) in self.repeatable:
+            return None
+        return pin_of(op) or (Pin.FOREIGN if id(op) in self._pinned else None)
 
     def _does_nothing(
         self, kind: str, inputs: Sequence[int], outputs: Sequence[int]
@@ -328,23 +339,3 @@ def _item_bytes(dtype: tf.DType) -> int:
 def _is_inexpensive(op: tf.Operation) -> bool:
     """Whether the executor runs `op` at once (kernels on a GPU only enqueue)."""
     return op.type in op_types.INEXPENSIVE_TYPES or "GPU" in op.device.upper()
-
-
-def pin_of(op: tf.Operation) -> Pin | None:
-    """Why `op` may not be recomputed, or None."""
-    if op.type in op_types.PLACEHOLDER_TYPES:
-        return Pin.PLACEHOLDER
-    if tf_internals.in_control_flow_v1(op):
-        return Pin.CONTROL_FLOW
-    if op.type in op_types.CALL_TYPES:
-        return Pin.CALL
-    if any(
-        t.dtype in (tf.resource, tf.variant) or t.dtype != t.dtype.base_dtype
-        for t in (*op.inputs, *op.outputs)
-    ):
-        return Pin.HANDLE
-    if tf_internals.is_stateful(op):
-        return Pin.STATEFUL
-    if op.type in op_types.SHAPE_TYPES:
-        return Pin.METADATA
-    return None
