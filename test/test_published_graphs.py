@@ -23,6 +23,8 @@ SIZES = {
     6: (8, "1"),
 }
 
+FORWARD = ["Convolution2DFunction", "ReLU", "Add", "Loss"]
+
 
 def block(
     kind: str,
@@ -72,12 +74,7 @@ def path(tmp_path: Path) -> Path:
 def test_functions_come_in_order_with_what_they_retain(path: Path):
     published = parse(path)
     assert published.name == "residual"
-    assert [f.type for f in published.functions] == [
-        "Convolution2DFunction",
-        "ReLU",
-        "Add",
-        "Loss",
-    ]
+    assert [f.type for f in published.functions] == FORWARD
     assert [f.retained for f in published.functions] == [(1, 0), (3,), (), (4, 6)]
     assert published.forward_seconds == 10 + 1 + 1 + 1
 
@@ -124,11 +121,17 @@ def test_backward_ops_read_what_is_retained(path: Path):
     assert read["Convolution2DFunctionGrad"] == ["Rest", "Rest"]
 
 
+def test_functions_run_one_after_the_other(path: Path):
+    buffers = problem_of(training_graph(parse(path))).buffers
+    ops = buffers.graph.ops
+    assert buffers.forward == [op.id for op in ops if op.type in FORWARD]
+    assert buffers.backward == [op.id for op in buffers.graph.backward_ops]
+
+
 def test_planners_see_the_bytes_counted_by_hand(path: Path):
     problem = problem_of(training_graph(parse(path)))
-    # While the sum's gradient arrives: r and s for the gradients, the loss, its seed.
-    # Then r, the loss and the gradient of s, which becomes two.
-    assert problem.stock_peak_bytes == 4 + 40 * 4
+    # When r's gradient is used: r, both gradients of h, and that of r.
+    assert problem.stock_peak_bytes == 4 * 40
     everything = simulate(
         problem.buffers, make_schedule(problem.buffers, problem.everything)
     )
