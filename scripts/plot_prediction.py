@@ -199,9 +199,9 @@ def _mark_largest(axes: Any, found: Overlay) -> None:
     above = higher + 0.03 * axes.get_ylim()[1]
     axes.plot([largest.step], [above], color=INK, marker="v", clip_on=False)
     name = found.names[largest.start]
-    shown = name if len(name) <= 60 else f"...{name[-57:]}"
+    shown = name if len(name) <= 44 else f"...{name[-41:]}"
     axes.set_title(
-        f"largest difference (triangle) {largest.bytes / MIB:+.1f} MiB, from {shown}",
+        f"largest difference {largest.bytes / MIB:+.1f} MiB, from {shown}",
         loc="right",
         fontsize="small",
         color=INK,
