@@ -101,13 +101,14 @@ def _too_little(
     if made:
         where = user_line(reading.ops[made[0].op])
         largest = f", where {made[0].name} ({where}) takes {size(made[0].bytes)}"
-    return BudgetError(
+    error: BudgetError = BudgetError(
         f"No plan keeps to {budget}, which is {size(allowed.bytes)} above rest. "
         f"The lowest peak that was found is {size(least)} ({least} bytes, "
         f"{100 * least / stock:.1f} % of stock's {size(stock)}), reached "
         f"{'while recomputing' if step.copy else 'at'} {op.type} {op.name}{largest}. "
         "Allow that much, or make those tensors smaller, by a smaller batch, say."
     )
+    return error
 
 
 def _variable_bytes(reading: Reading) -> int:
