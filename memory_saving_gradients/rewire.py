@@ -169,7 +169,7 @@ def _decide(
         buffers, kept, seeds=starts, significant_bytes=stock.peak_bytes // 2000
     )
     timeline = simulate(buffers, schedule)
-    extra = sum(reading.graph.ops[op].seconds for op in schedule.recomputed)
+    extra = _seconds_again(reading, schedule)
     gain = gain_of(buffers, kept, stock, timeline, extra)
     reason = _reason_for_stock(checkpoints, problem, schedule, gain, allowed)
     if reason:
@@ -184,6 +184,12 @@ def _decide(
         )
     chosen = len(kept - problem.forced)
     return _Decision(schedule, timeline, stock, gain, reason, chosen, allowed)
+
+
+def _seconds_again(reading: Reading, schedule: Schedule) -> float:
+    """The estimated time of all copies."""
+    ops = reading.graph.ops
+    return sum(ops[op].seconds * count for op, count in schedule.runs.items())
 
 
 def _reason_for_stock(
@@ -219,7 +225,7 @@ def _plan(
     ops = reading.graph.ops
     tensors = reading.graph.tensors
     schedule = decision.schedule
-    extra = sum(ops[op].seconds for op in schedule.recomputed)
+    extra = _seconds_again(reading, schedule)
     return Plan(
         strategy=selection.describe(checkpoints, decision.chosen),
         kept=tuple(

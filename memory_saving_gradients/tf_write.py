@@ -34,11 +34,15 @@ class Rewiring:
 
     Attributes:
         edges: (op, input index, original tensor) of each redirected edge.
-        copies: For each recomputed op id its copy.
+        copies: Pairs of the id of a recomputed op and a copy of it, in order.
     """
 
     edges: list[tuple[tf.Operation, int, tf.Tensor]] = field(default_factory=list)
-    copies: dict[int, tf.Operation] = field(default_factory=dict)
+    copies: list[tuple[int, tf.Operation]] = field(default_factory=list)
+
+    def in_graph_order(self) -> list[tuple[int, tf.Operation]]:
+        """`copies` in the order of the originals."""
+        return sorted(self.copies, key=lambda copied: copied[0])
 
 
 def write(
@@ -94,6 +98,8 @@ class _Writer:
         self._redone = set(schedule.recomputed)
         self._stale: dict[int, bool] = {}
         self._new: dict[int, tf.Tensor] = {}
+        # For each buffer that was recomputed the aliases that were made of its copy.
+        self._aliases: dict[int, list[int]] = {}
 
     def copy(self, op: int, index: int, fence: fences.Fence) -> None:
         """Makes the copy of a forward op."""
@@ -102,12 +108,14 @@ class _Writer:
         inputs = fence.inputs(index, op, inputs)
         made = self._copied(original, inputs)
         fence.copied(index, made)
-        self.done.copies[op] = made
+        self.done.copies.append((op, made))
         for tensor, output in zip(
             self._reading.graph.ops[op].outputs, made.outputs, strict=True
         ):
             if tensor not in self._held:
                 self._new[tensor] = output
+                for alias in self._aliases.pop(tensor, ()):  # of an earlier copy
+                    self._new.pop(alias, None)
 
     def redirect(self, op: int) -> None:
         """Makes a backward op read copies where there are any."""
@@ -162,5 +170,8 @@ class _Writer:
             inputs = [self._new.get(t, self._reading.tensors[t]) for t in alias.inputs]
             made = self._copied(self._reading.ops[node.op], inputs)
             self._new.update(zip(alias.outputs, made.outputs, strict=True))
+            for output in alias.outputs:
+                for owner in self._buffers.behind(output):
+                    self._aliases.setdefault(owner, []).append(output)
             pending.pop()
         return self._new.get(tensor, self._reading.tensors[tensor])

@@ -66,8 +66,8 @@ def verified(
 
 def _guard_readers(reading: Reading, rewiring: Rewiring) -> None:
     """Makes the readers of a copy whose shape may differ wait until it does not."""
-    for number in sorted(rewiring.copies):
-        original, copy = reading.ops[number], rewiring.copies[number]
+    for number, copy in rewiring.in_graph_order():
+        original = reading.ops[number]
         for first, second in zip(original.outputs, copy.outputs, strict=True):
             readers = second.consumers()
             if first.shape.is_fully_defined() or not readers:
@@ -95,9 +95,8 @@ def _assertion(reading: Reading, rewiring: Rewiring) -> tf.Operation:
     values: list[tf.Tensor] = []
     shapes: list[tf.Tensor] = []
     told: list[str] = []
-    for number in sorted(rewiring.copies):
+    for number, copy in rewiring.in_graph_order():
         original = reading.ops[number]
-        copy = rewiring.copies[number]
         for first, second in zip(original.outputs, copy.outputs, strict=True):
             values.append(_same_values(first, second))
             shapes.append(_same_shape(first, second))
