@@ -81,7 +81,7 @@ def _headline(plan: Plan) -> str:
         "activations and gradients",
         f"  extra work       {100 * plan.extra_fraction:.1f} % of forward + backward",
         f"  kept             {counted(len(plan.kept), 'tensor')}, recomputed "
-        f"{counted(len(plan.recomputed), 'op')}",
+        f"{counted(len(plan.recomputed), 'op')}{_how_often(plan)}",
         f"  planning took    {plan.planning_seconds:.2f} s",
     ]
     if plan.budget_bytes is not None:
@@ -97,6 +97,14 @@ def _headline(plan: Plan) -> str:
             "guide only."
         )
     return "\n".join(lines)
+
+
+def _how_often(plan: Plan) -> str:
+    runs = plan.schedule.runs
+    most = max(runs.values(), default=1)
+    if most == 1:
+        return ""
+    return f" up to {most} times, {runs.total() / len(runs):.1f} times on average"
 
 
 def _kept(plan: Plan) -> str:

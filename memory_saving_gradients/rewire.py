@@ -21,7 +21,12 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients import fences, selection, tf_internals
-from memory_saving_gradients.budgeted import Allowance, allowance, kept_within
+from memory_saving_gradients.budgeted import (
+    Allowance,
+    Choice,
+    allowance,
+    chosen_within,
+)
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints
 from memory_saving_gradients.gain import Gain, gain_of
@@ -162,15 +167,21 @@ def _decide(
     allowed = None
     if isinstance(checkpoints, Budget):
         allowed = allowance(checkpoints, problem, reading)
-        kept = kept_within(allowed, checkpoints, problem, reading)
+        choice = chosen_within(allowed, checkpoints, problem, reading)
     else:
-        kept = selection.select(checkpoints, problem, reading, graph)
+        choice = Choice(selection.select(checkpoints, problem, reading, graph))
     schedule = make_schedule(
-        buffers, kept, seeds=starts, significant_bytes=stock.peak_bytes // 2000
+        buffers,
+        choice.kept,
+        seeds=starts,
+        significant_bytes=stock.peak_bytes // 2000,
+        reruns=choice.reruns,
     )
     timeline = simulate(buffers, schedule)
     extra = _seconds_again(reading, schedule)
-    gain = gain_of(buffers, kept, stock, timeline, extra)
+    gain = gain_of(buffers, choice.kept, stock, timeline, extra)
+    if choice.reruns is not None:
+        gain = replace(gain, peak_if_consumed_bytes=timeline.peak_bytes)
     reason = _reason_for_stock(checkpoints, problem, schedule, gain, allowed)
     if reason:
         steps = tuple(Step(op) for op in buffers.backward)
@@ -182,7 +193,7 @@ def _decide(
             peak_if_consumed_bytes=gain.stock_if_consumed_bytes,
             extra_fraction=0.0,
         )
-    chosen = len(kept - problem.forced)
+    chosen = len(choice.kept - problem.forced)
     return _Decision(schedule, timeline, stock, gain, reason, chosen, allowed)
 
 
