@@ -33,6 +33,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals, tf_internals_bodies
 from memory_saving_gradients.pins import pin_of
+from memory_saving_gradients.stored import bytes_of
 
 __all__ = ["Captures"]
 
@@ -59,6 +60,8 @@ class Captures:
             stores for its gradient is then there for one of its runs at a time.
         originals: For the `id` of each tensor of a copy the tensor of the body.
         copies: The `id`s of all copies.
+        held: For the `id` of each tensor that was captured as stock would the bytes
+            that are held for it, once an iteration: 0 if it is there anyway.
         inside: The `id`s of all ops of the gradient body that were made in order to
             answer it: copies and what captures consist of.
     """
@@ -70,6 +73,7 @@ class Captures:
     replays_loops: bool
     originals: dict[int, tf.Tensor] = field(default_factory=dict)
     copies: set[int] = field(default_factory=set)
+    held: dict[int, int] = field(default_factory=dict)
     inside: set[int] = field(default_factory=set)
     _here: dict[int, tf.Tensor] = field(default_factory=dict)
     _invariant: set[int] = field(default_factory=set)
@@ -124,6 +128,7 @@ class Captures:
                 found = self._stock(tensor, tensor.op.name)
         self.inside.update(map(id, made))
         self.inside.add(id(found.op))
+        self.held[id(found)] = self._held_bytes(tensor)
         return found
 
     def create(
@@ -179,6 +184,12 @@ class Captures:
             return False
         return not (self._is_small(tensor) or self.keeps(tensor))
 
+    def _held_bytes(self, tensor: tf.Tensor) -> int:
+        is_given = id(tensor) in self._invariant or id(tensor) in self._ends
+        if is_given or tensor.op.type in ("ReadVariableOp", "Const"):
+            return 0
+        return self._bytes(tensor)
+
     def _is_same_always(self, tensor: tf.Tensor) -> bool:
         """Whether a loop reads a variable that stays as it is.
 
@@ -210,9 +221,4 @@ class Captures:
         return False
 
     def _bytes(self, tensor: tf.Tensor) -> int:
-        if tensor.shape.rank is None:
-            return 0
-        count = tensor.dtype.size or 8
-        for size in tensor.shape.as_list():
-            count *= self.unknown_dim if size is None else size
-        return int(count)
+        return bytes_of(tensor, self.unknown_dim)

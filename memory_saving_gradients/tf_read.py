@@ -19,6 +19,7 @@ from memory_saving_gradients import (
     op_types,
     replicas,
     resources,
+    stored,
     tf_internals,
 )
 from memory_saving_gradients.graph import (
@@ -142,6 +143,9 @@ class _Reader:
             math.prod(shape) * _item_bytes(tensor.dtype)
             for tensor, shape in zip(self._tensors, self._shapes, strict=True)
         ]
+        for op in forward:
+            for number, held in stored.side_outputs(op, unknown_dim).items():
+                self._sizes[self._ids[id(op.outputs[number])]] = held
         self._foreign = frozenset(map(id, foreign))
         if foreign:
             self._sizes = replicas.sizes_here(self._sizes, self._tensors, created)

@@ -35,6 +35,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("planners", "gain"),
     ("tf_internals", "user_code", "keras_models"),
     ("tf_internals_bodies",),
+    ("trip_counts",),
+    ("stored",),
     ("control_flow_v1", "tf_shapes", "replicas", "resources", "pins"),
     ("tf_read",),
     ("selection",),
