@@ -145,6 +145,7 @@ def recompute_inside(
     ):
         seeds, given = _seeds(given)
         results = list(differentiate(given))
+        captures.give_out_reads()
         plan = None
         if captures.originals:
             plan = _settle(wish, captures, created, seeds, results, in_xla)

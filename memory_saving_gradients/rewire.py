@@ -159,7 +159,7 @@ def _decide(
         # redone 291 (of 1263).
         barred |= reading.draws()
     problem = Problem(buffers, barred=barred)
-    problem = problem.forcing(masks_of_draws(problem))
+    problem = problem.forcing(masks_of_draws(problem) | reading.settled())
     stock = problem.stock
     kept = selection.select(checkpoints, problem, reading, graph)
     schedule = make_schedule(

@@ -32,6 +32,7 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals, tf_internals_bodies
+from memory_saving_gradients.calls import handed_on, reads_to_give_out
 from memory_saving_gradients.pins import pin_of
 from memory_saving_gradients.stored import bytes_of
 
@@ -99,6 +100,7 @@ class Captures:
         self._stock = stock
         if tensor.graph is not self.body:
             return stock(tensor, name)
+        tensor = handed_on(tensor)
         pending = [tensor]
         while pending:
             current = pending[-1]
@@ -108,7 +110,8 @@ class Captures:
                 self._here[id(current)] = self.as_stock(current)
                 pending.pop()
             else:
-                missing = [t for t in current.op.inputs if id(t) not in self._here]
+                inputs = [handed_on(t) for t in current.op.inputs]
+                missing = [t for t in inputs if id(t) not in self._here]
                 if missing:
                     pending.extend(reversed(missing))
                 else:
@@ -130,6 +133,15 @@ class Captures:
         self.inside.add(id(found.op))
         self.held[id(found)] = self._held_bytes(tensor)
         return found
+
+    def give_out_reads(self) -> None:
+        """Has a called function give out all that its twin needs (see `calls`)."""
+        if not self._ends:
+            return
+        results = self.body.outputs[: len(self._ends)]
+        for tensor in reads_to_give_out(self.body, results):
+            if id(tensor) not in self._here:
+                self._here[id(tensor)] = self.as_stock(tensor)
 
     def create(
         self,
@@ -162,7 +174,7 @@ class Captures:
 
     def _copy(self, op: tf.Operation) -> None:
         name = tf_internals.unique_name(self.graph, f"recompute/{op.name}")
-        inputs = [self._here[id(t)] for t in op.inputs]
+        inputs = [self._here[id(handed_on(t))] for t in op.inputs]
         with tf_internals.creation_scope(self.graph):
             copy = tf_internals.copy_op(self.graph, op, name, inputs, same_graph=False)
         self.inside.add(id(copy))

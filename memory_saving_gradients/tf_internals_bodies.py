@@ -36,6 +36,7 @@ __all__ = [
     "is_read_only",
     "loop_of",
     "made_for_xla",
+    "no_recording",
     "reads_outside",
 ]
 
@@ -72,6 +73,9 @@ _while_body = _bind("tensorflow.python.ops.control_flow_util_v2", "WhileBodyFunc
 _CONDITION = "_forward_cond_graph"
 _bind("tensorflow.python.ops.while_v2", "_WhileBodyGradFuncGraph", "_capture_helper")
 _tensor_id = _bind("tensorflow.python.framework.ops", "tensor_id")
+
+# Calls of ours are nothing that tapes should differentiate.
+no_recording = _bind("tensorflow.python.eager.record", "stop_recording")
 
 # What tells TensorFlow's shape inference what a list is a list of.
 _copy_handle_data = _bind("tensorflow.python.ops.handle_data_util", "copy_handle_data")

@@ -67,8 +67,8 @@ def verified(
 def _guard_readers(reading: Reading, rewiring: Rewiring) -> None:
     """Makes the readers of a copy whose shape may differ wait until it does not."""
     for number in sorted(rewiring.copies):
-        original, copy = reading.ops[number], rewiring.copies[number]
-        for first, second in zip(original.outputs, copy.outputs, strict=True):
+        original = reading.ops[number]
+        for first, second in rewiring.copies[number]:
             readers = second.consumers()
             if first.shape.is_fully_defined() or not readers:
                 continue
@@ -97,8 +97,7 @@ def _assertion(reading: Reading, rewiring: Rewiring) -> tf.Operation:
     told: list[str] = []
     for number in sorted(rewiring.copies):
         original = reading.ops[number]
-        copy = rewiring.copies[number]
-        for first, second in zip(original.outputs, copy.outputs, strict=True):
+        for first, second in rewiring.copies[number]:
             values.append(_same_values(first, second))
             shapes.append(_same_shape(first, second))
             told.append(_described(original, first))

@@ -38,6 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("trip_counts",),
     ("stored",),
     ("control_flow_v1", "tf_shapes", "replicas", "resources", "pins"),
+    ("ancestry", "calls"),
     ("tf_read",),
     ("selection",),
     ("fences",),
