@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import fences, replicas, selection, tf_internals
 from memory_saving_gradients.checkpoints import Checkpoints, Collection, parse
+from memory_saving_gradients.inside import InsidePlan
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.rewire import StockGradient, rewire
@@ -125,6 +126,7 @@ def save_memory(
     differentiate: Callable[[Any], Sequence[Any]],
     *,
     all_or_none: bool = False,
+    bodies: Sequence[InsidePlan] = (),
 ) -> Outcome:
     """Has the default graph's autodiff run and makes the result recompute.
 
@@ -135,6 +137,7 @@ def save_memory(
         differentiate: The stock call, given the seeds. It returns a flat list.
         all_or_none: Whether the stock call takes a seed for each target, of whatever
             type it is, or none at all: a tape dies of a None in the list.
+        bodies: What is done inside loops, branches and calls meanwhile; it grows.
 
     Returns:
         What became of it. Changed are only ops that this thread made in the call.
@@ -156,7 +159,9 @@ def save_memory(
             if tf.is_symbolic_tensor(seed) and id(seed.op) in own
         ]
         gradients, rewiring, plan = rewire(
-            StockGradient(graph, targets, starts, stock, created, foreign),
+            StockGradient(
+                graph, targets, starts, stock, created, foreign, list(bodies)
+            ),
             checkpoints,
             unknown_dim=setting.unknown_dim,
             verify=setting.verify,

@@ -208,9 +208,14 @@ def handle(
     _here.busy += 1
     graph = tf.compat.v1.get_default_graph()
     try:
-        with bodies.within(bodies.Within(setting, graph)):
+        with bodies.within(bodies.Within(setting, graph)) as inside:
             outcome = save_memory(
-                setting, targets, given, differentiate, all_or_none=route == TAPE
+                setting,
+                targets,
+                given,
+                differentiate,
+                all_or_none=route == TAPE,
+                bodies=inside.plans,
             )
     finally:
         _here.busy -= 1
@@ -218,6 +223,7 @@ def handle(
         if outcome.rewiring is not None:
             _rewired.add(tf.compat.v1.get_default_graph())
             tf_internals.GRAPHS.wrap(_through_graphs)
+        if outcome.rewiring is not None or outcome.plan.bodies:
             _counts.rewired[route] += 1
         else:
             _counts.stock[outcome.plan.reason] += 1

@@ -143,11 +143,9 @@ class DataFence(Fence):
         if self._follows_copies(index, op):
             return inputs
         predicate = self._predicate_at(index)
-        place = self._place_to_tie(op)
-        if predicate is None or place is None:
-            return inputs
         tied = list(inputs)
-        tied[place] = _select(predicate, inputs[place])
+        for place in () if predicate is None else self._places_to_tie(op):
+            tied[place] = _select(predicate, inputs[place])
         return tied
 
     def _follows_copies(self, index: int, op: int) -> bool:
@@ -158,6 +156,18 @@ class DataFence(Fence):
             return not made_by.isdisjoint(self._runs)
         run = self._serving[index]
         return any(self._newest_run.get(maker) == run for maker in made_by)
+
+    def _places_to_tie(self, op: int) -> list[int]:
+        """One operand, but for a call all that it computes with."""
+        graph = self._reading.graph
+        if op not in self._reading.calls:
+            place = self._place_to_tie(op)
+            return [] if place is None else [place]
+        return [
+            place
+            for place, tensor in enumerate(graph.ops[op].inputs)
+            if self._reading.tensors[tensor].dtype.is_floating
+        ]
 
     def copied(self, index: int, copy: tf.Operation) -> None:
         """Remembers for which backward op it was copied."""

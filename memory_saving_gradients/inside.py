@@ -52,11 +52,22 @@ class Inside:
         unknown_dim: What an unknown dimension is taken to be while planning.
         times: How many bodies of this kind are there before the first is
             differentiated.
+        runs: As in `InsidePlan`.
+        stock_runs: As in `InsidePlan`.
+        assumed: As in `InsidePlan`.
     """
 
     checkpoints: Checkpoints
     unknown_dim: int
     times: int
+    runs: int = 1
+    stock_runs: int = 1
+    assumed: bool = False
+
+    @property
+    def replays(self) -> bool:
+        """Whether loops inside a loop are run again, instead of storing for it."""
+        return self.checkpoints != Auto("speed")
 
     def keeps(self, tensor: tf.Tensor) -> bool:
         """Whether the user wants this very tensor to be kept."""
@@ -77,21 +88,33 @@ class InsidePlan:
 
     Attributes:
         name: The name of the body.
-        times: How often it counts.
-        stock_bytes: What stock holds for one run of it.
-        kept_bytes: What is held for one run of it now, in excess of its inputs.
+        runs: How often it is run before its gradient is: the iterations of a loop.
+        stock_runs: The same of stock, which does not run loops inside loops again.
+        branches: Of how many branches it is one, of which one is taken.
+        assumed: Whether that number rests on an assumption.
+        stock_bytes: What stock holds for one run.
+        held_bytes: What is held for one run now.
         peak_bytes: The simulated peak of one run of its gradient.
         seconds: Estimated time of the recomputation, for one run.
         recomputed: The names of the ops that are recomputed.
     """
 
     name: str
-    times: int
+    runs: int
+    stock_runs: int
+    branches: int
+    assumed: bool
     stock_bytes: int
-    kept_bytes: int
+    held_bytes: int
     peak_bytes: int
     seconds: float
     recomputed: tuple[str, ...]
+
+    @property
+    def spared_bytes(self) -> int:
+        """By how much less is held than by stock, in all runs together."""
+        now, before = self.runs * self.held_bytes, self.stock_runs * self.stock_bytes
+        return (before - now) // self.branches
 
 
 def recompute_inside(
@@ -113,8 +136,7 @@ def recompute_inside(
     Returns:
         The gradients, and what was done; None if nothing is recomputed.
     """
-    replays = wish.checkpoints != Auto("speed")
-    captures = Captures(graph, body, wish.keeps, wish.unknown_dim, replays)
+    captures = Captures(graph, body, wish.keeps, wish.unknown_dim, wish.replays)
     # Asked here: a scope in which ops are made closes XLA's context.
     in_xla = bool(tf_internals.in_xla(graph)) or _is_for_xla(body)
     with (
@@ -123,6 +145,7 @@ def recompute_inside(
     ):
         seeds, given = _seeds(given)
         results = list(differentiate(given))
+        captures.give_out_reads()
         plan = None
         if captures.originals:
             plan = _settle(wish, captures, created, seeds, results, in_xla)
@@ -179,15 +202,25 @@ def _settle(
         if id(reading.tensors[t]) in captures.originals
         and reading.graph.tensors[t].op not in redone
     ]
+    before = dict(captures.held)
     for tensor in kept:
         _hold(captures, reading.tensors[tensor])
     _tie(captures.graph, reading, buffers, schedule, in_xla)
     ops = reading.graph.ops
+    read_directly = {id(t) for op in backward for t in op.inputs}
     return InsidePlan(
         name=str(getattr(captures.body, "name", "")),
-        times=wish.times,
-        stock_bytes=sum(buffers.size[t] for t in buffers.residuals),
-        kept_bytes=sum(buffers.size[t] for t in kept),
+        runs=wish.runs,
+        stock_runs=wish.stock_runs,
+        branches=tf_internals_bodies.branches(captures.body),
+        assumed=wish.assumed,
+        stock_bytes=sum(
+            buffers.size[t]
+            for t in buffers.residuals
+            if id(reading.tensors[t]) in captures.originals
+        )
+        + sum(held for t, held in before.items() if t in read_directly),
+        held_bytes=sum(captures.held.values()),
         peak_bytes=simulate(buffers, schedule).peak_bytes,
         seconds=sum(ops[op].seconds for op in redone),
         recomputed=tuple(ops[op].name for op in schedule.recomputed),

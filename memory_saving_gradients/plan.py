@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from memory_saving_gradients.inside import InsidePlan
 from memory_saving_gradients.schedule import Schedule
 from memory_saving_gradients.simulate import Timeline
 from memory_saving_gradients.tf_read import Reading
@@ -21,7 +22,7 @@ class Plan:
         kept: Names of the kept tensors, in graph order. Given back as a list, they make
             the same plan again.
         recomputed: Names of the recomputed ops, in graph order; empty if the graph
-            was left as TensorFlow made it.
+            was left as TensorFlow made it. Without those inside `bodies`.
         stock_peak_bytes: Simulated peak of the untouched graph, in bytes above rest:
             activations and gradients, without variables and optimizer slots.
         predicted_peak_bytes: Simulated peak of the rewired graph, likewise.
@@ -48,6 +49,9 @@ class Plan:
             `reading.graph.ops[id]` are plain data (names, bytes, estimated seconds, why
             an op is pinned), `reading.tensors[id]` and `reading.ops[id]` the objects of
             TensorFlow. It keeps the `tf.Graph` alive.
+        bodies: What was done inside loops, branches and called functions, body by body:
+            `name`, `runs` (iterations of a loop), `held_bytes` and `stock_bytes` (for
+            each run, now and in stock), `seconds`, `recomputed`.
 
     The attributes up to `resting_bytes` are stable. `stock`, `timeline`, `schedule` and
     `reading` are what the planner worked with, for tools and the curious: their layout
@@ -72,6 +76,7 @@ class Plan:
     timeline: Timeline = field(repr=False)
     schedule: Schedule = field(repr=False)
     reading: Reading = field(repr=False, compare=False)
+    bodies: tuple[InsidePlan, ...] = field(default=(), repr=False)
 
     def summary(self) -> str:
         """The plan as a text of a screenful (see `report`)."""

@@ -30,6 +30,7 @@ from memory_saving_gradients.budgeted import (
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints
 from memory_saving_gradients.gain import Gain, gain_of
+from memory_saving_gradients.inside import InsidePlan
 from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.plan import Plan, remember
 from memory_saving_gradients.planners import Problem
@@ -64,6 +65,7 @@ class StockGradient:
         created: The ops that it created, in order of creation.
         foreign: Ops that other threads created meanwhile in the midst of these: read,
             but never changed.
+        bodies: What was done inside loops, branches and called functions.
     """
 
     graph: tf.Graph
@@ -72,6 +74,7 @@ class StockGradient:
     gradients: Sequence[Any]
     created: Sequence[tf.Operation]
     foreign: Sequence[tf.Operation] = ()
+    bodies: Sequence[InsidePlan] = ()
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ def rewire(
             gradients = verified(gradients, reading, rewiring, graph)
     elapsed = time.perf_counter() - started
     plan = _plan(checkpoints, reading, decision, elapsed, graph)
+    plan = _with_bodies(plan, built.bodies)
     remember(plan)
     _report(plan)
     return gradients, rewiring, plan
@@ -162,7 +166,7 @@ def _decide(
         # redone 291 (of 1263).
         barred |= reading.draws()
     problem = Problem(buffers, barred=barred)
-    problem = problem.forcing(masks_of_draws(problem))
+    problem = problem.forcing(masks_of_draws(problem) | reading.settled())
     stock = problem.stock
     allowed = None
     if isinstance(checkpoints, Budget):
@@ -260,6 +264,25 @@ def _plan(
         timeline=decision.timeline,
         schedule=schedule,
         reading=reading,
+    )
+
+
+def _with_bodies(plan: Plan, bodies: Sequence[InsidePlan]) -> Plan:
+    """The plan with what loops, branches and calls spare, and with what that costs.
+
+    What they hold now is in the graph that was simulated. What stock holds more is held
+    at the end of the forward pass.
+    """
+    spared = sum(body.spared_bytes for body in bodies)
+    seconds = sum(body.stock_runs * body.seconds / body.branches for body in bodies)
+    return replace(
+        plan,
+        stock_peak_bytes=plan.stock_peak_bytes + max(spared, 0),
+        stock_peak_if_consumed_bytes=plan.stock_peak_if_consumed_bytes + max(spared, 0),
+        extra_seconds=plan.extra_seconds + seconds,
+        extra_fraction=plan.extra_fraction
+        + (seconds / (plan.stock.seconds + 3 * seconds) if seconds else 0.0),
+        bodies=tuple(bodies),
     )
 
 

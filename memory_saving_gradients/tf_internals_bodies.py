@@ -25,14 +25,18 @@ __all__ = [
     "TAPE_PAIRS",
     "Reassigned",
     "bodies_of",
+    "branches",
     "capture_result",
     "captures_through",
     "copy_functional",
     "create_op_in",
+    "exported",
+    "graphs_of_loop",
     "is_loop_body",
     "is_read_only",
     "loop_of",
     "made_for_xla",
+    "no_recording",
     "reads_outside",
 ]
 
@@ -70,8 +74,15 @@ _CONDITION = "_forward_cond_graph"
 _bind("tensorflow.python.ops.while_v2", "_WhileBodyGradFuncGraph", "_capture_helper")
 _tensor_id = _bind("tensorflow.python.framework.ops", "tensor_id")
 
+# Calls of ours are nothing that tapes should differentiate.
+no_recording = _bind("tensorflow.python.eager.record", "stop_recording")
+
 # What tells TensorFlow's shape inference what a list is a list of.
 _copy_handle_data = _bind("tensorflow.python.ops.handle_data_util", "copy_handle_data")
+
+_CONTROL_FLOW = frozenset(
+    "Case If StatelessCase StatelessIf StatelessWhile While".split()
+)
 
 # The attributes that say what an op runs.
 _FUNCTIONS = {"StatelessWhile": ("cond", "body")}
@@ -129,6 +140,33 @@ def captures_through(
 def loop_of(body: tf.Graph) -> tf.Operation | None:
     """The `While` whose gradient is being built, by its body."""
     return getattr(body, "_while", None)
+
+
+def branches(body: tf.Graph) -> int:
+    """Of how many branches the body is one; 1 if it is that of a loop or call."""
+    op = getattr(body, "_forward_cond", None)
+    return 1 if op is None else max(len(bodies_of(op)), 1)
+
+
+def graphs_of_loop(loop: tf.Operation) -> tuple[tf.Graph | None, tf.Graph | None]:
+    """The condition and the body of a loop, as far as Python knows them."""
+    return getattr(loop, "_cond_graph", None), getattr(loop, "_body_graph", None)
+
+
+def exported(op: tf.Operation) -> list[tuple[int, tf.Tensor]]:
+    """What lists and optionals among the outputs of a loop or branch hold.
+
+    Returns:
+        Numbers of outputs, each with a tensor of a body: what one iteration appends.
+    """
+    found = []
+    for body in bodies_of(op) if op.type in _CONTROL_FLOW else ():
+        for number, output in enumerate(body.outputs[: len(op.outputs)]):
+            if output.op.type == "TensorListPushBack":
+                found.append((number, output.op.inputs[1]))
+            elif output.op.type == "OptionalFromValue":
+                found.append((number, output.op.inputs[0]))
+    return found
 
 
 def is_read_only(body: tf.Graph, handle: tf.Tensor) -> bool:
