@@ -102,7 +102,7 @@ _here = _Here()
 @contextmanager
 def use(setting: Setting | None) -> Iterator[None]:
     """Lets a setting hold in this thread, and for this thread alone; None is stock."""
-    with hold_open(), bodies.within(bodies.Within(setting)):
+    with hold_open(), bodies.within(_inside(setting)):
         _here.settings.append(setting)
         try:
             yield
@@ -116,7 +116,7 @@ def use_inside(setting: Setting | None) -> Iterator[None]:
 
     Under some tapes it is decided when a function is called what its gradient reads.
     """
-    with hold_open(), bodies.within(bodies.Within(setting)):
+    with hold_open(), bodies.within(_inside(setting)):
         yield
 
 
@@ -186,6 +186,12 @@ def reset_counts() -> None:
         _warned.clear()
 
 
+def _inside(setting: Setting | None, graph: tf.Graph | None = None) -> bodies.Within:
+    """What holds for the bodies in a graph."""
+    wanted = setting is not None and setting.inside
+    return bodies.Within(setting if wanted else None, graph)
+
+
 # -- behind the doors ------------------------------------------------------------------
 
 
@@ -208,12 +214,14 @@ def handle(
     _here.busy += 1
     graph = tf.compat.v1.get_default_graph()
     try:
-        with bodies.within(bodies.Within(setting, graph)):
+        with bodies.within(_inside(setting, graph)):
             outcome = save_memory(
                 setting, targets, given, differentiate, all_or_none=route == TAPE
             )
     finally:
         _here.busy -= 1
+    if outcome.plan is None:
+        return outcome
     with _lock:
         if outcome.rewiring is not None:
             _rewired.add(tf.compat.v1.get_default_graph())
