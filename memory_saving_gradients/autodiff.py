@@ -21,7 +21,8 @@ from memory_saving_gradients.checkpoints import Checkpoints, Collection, parse
 from memory_saving_gradients.inside import InsidePlan
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planners import PLANNERS
-from memory_saving_gradients.rewire import StockGradient, rewire
+from memory_saving_gradients.rewire import rewire
+from memory_saving_gradients.study import StockGradient, Study, examine
 from memory_saving_gradients.tf_write import Rewiring
 from memory_saving_gradients.verify import require_assertions
 
@@ -51,12 +52,13 @@ class Outcome:
     Attributes:
         gradients: What the caller gets.
         rewiring: What was redirected, None if the graph is as stock made it.
-        plan: What was planned; its `reason` says why the graph stayed stock.
+        plan: What was planned; its `reason` says why the graph stayed stock. None if
+            the gradient was only studied.
     """
 
     gradients: list[Any]
     rewiring: Rewiring | None
-    plan: Plan
+    plan: Plan | None
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,17 @@ class Setting:
         unknown_dim: What an unknown dimension is taken to be while planning.
         verify: Whether recomputed tensors are compared at run time.
         done: Told what became of each gradient.
+        studied: If given, each gradient is only studied, and this is told what was
+            seen; the graph is left as TensorFlow made it.
+        inside: Whether loops, branches and called functions save memory inside, too.
     """
 
     checkpoints: Checkpoints | Callable[[tf.Graph], Checkpoints]
     unknown_dim: int = UNKNOWN_DIM
     verify: bool = False
     done: Callable[[Outcome], None] | None = None
+    studied: Callable[[Study], None] | None = None
+    inside: bool = True
 
     def resolved(self, graph: tf.Graph) -> Checkpoints:
         """What to keep in this very graph.
@@ -145,7 +152,7 @@ def save_memory(
     graph = tf.compat.v1.get_default_graph()
     if setting.verify:
         require_assertions(graph)
-    checkpoints = setting.resolved(graph)
+    checkpoints = None if setting.studied else setting.resolved(graph)
     with tf_internals.mutation_lock(graph):
         before = len(graph.get_operations())
         with tf_internals.ops_of_this_thread(graph) as created:
@@ -158,10 +165,15 @@ def save_memory(
             for seed in as_list(seeds)
             if tf.is_symbolic_tensor(seed) and id(seed.op) in own
         ]
+        built = StockGradient(
+            graph, targets, starts, stock, created, foreign, list(bodies)
+        )
+        if checkpoints is None:
+            assert setting.studied is not None
+            setting.studied(examine(built, setting.unknown_dim))
+            return Outcome(stock, None, None)
         gradients, rewiring, plan = rewire(
-            StockGradient(
-                graph, targets, starts, stock, created, foreign, list(bodies)
-            ),
+            built,
             checkpoints,
             unknown_dim=setting.unknown_dim,
             verify=setting.verify,

@@ -102,7 +102,7 @@ _here = _Here()
 @contextmanager
 def use(setting: Setting | None) -> Iterator[None]:
     """Lets a setting hold in this thread, and for this thread alone; None is stock."""
-    with hold_open(), bodies.within(bodies.Within(setting)):
+    with hold_open(), bodies.within(_inside(setting)):
         _here.settings.append(setting)
         try:
             yield
@@ -116,7 +116,7 @@ def use_inside(setting: Setting | None) -> Iterator[None]:
 
     Under some tapes it is decided when a function is called what its gradient reads.
     """
-    with hold_open(), bodies.within(bodies.Within(setting)):
+    with hold_open(), bodies.within(_inside(setting)):
         yield
 
 
@@ -132,8 +132,7 @@ def set_process_wide(setting: Setting | None) -> None:
 @contextmanager
 def hold_open() -> Iterator[None]:
     """Keeps the wrappers where they are."""
-    door = Door()
-    door.open()
+    (door := Door()).open()
     try:
         yield
     finally:
@@ -186,6 +185,11 @@ def reset_counts() -> None:
         _warned.clear()
 
 
+def _inside(setting: Setting | None, graph: tf.Graph | None = None) -> bodies.Within:
+    """What holds for the bodies in a graph."""
+    return bodies.Within(setting if setting and setting.inside else None, graph)
+
+
 # -- behind the doors ------------------------------------------------------------------
 
 
@@ -208,7 +212,7 @@ def handle(
     _here.busy += 1
     graph = tf.compat.v1.get_default_graph()
     try:
-        with bodies.within(bodies.Within(setting, graph)) as inside:
+        with bodies.within(_inside(setting, graph)) as inside:
             outcome = save_memory(
                 setting,
                 targets,
@@ -219,6 +223,8 @@ def handle(
             )
     finally:
         _here.busy -= 1
+    if outcome.plan is None:
+        return outcome
     with _lock:
         if outcome.rewiring is not None:
             _rewired.add(tf.compat.v1.get_default_graph())

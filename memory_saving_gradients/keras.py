@@ -253,7 +253,8 @@ def _clone(before: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
 
 def _note_plan(plans: list[Plan]) -> Callable[[Outcome], None]:
     def note(outcome: Outcome) -> None:
-        plans.append(outcome.plan)
+        if outcome.plan is not None:
+            plans.append(outcome.plan)
 
     return note
 

@@ -1,6 +1,6 @@
 """One journey: a stock gradient in, the same gradient in less memory out.
 
-1. `tf_read` turns the graph into plain data, `schedule` orders the backward ops.
+1. `study` turns the graph into plain data, a planning problem.
 2. A strategy, or the user, selects what is kept.
 3. The selection is laid out and simulated; an automatic one is dropped if it gains
    too little.
@@ -18,8 +18,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import tensorflow as tf
-
 from memory_saving_gradients import fences, selection, tf_internals
 from memory_saving_gradients.budgeted import (
     Allowance,
@@ -27,54 +25,28 @@ from memory_saving_gradients.budgeted import (
     allowance,
     chosen_within,
 )
-from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints
 from memory_saving_gradients.gain import Gain, gain_of
 from memory_saving_gradients.inside import InsidePlan
-from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.plan import Plan, remember
 from memory_saving_gradients.planners import Problem
-from memory_saving_gradients.planners.settled import casts_of_what_rests, masks_of_draws
 from memory_saving_gradients.schedule import (
     Schedule,
     Step,
     make_schedule,
 )
 from memory_saving_gradients.simulate import Timeline, simulate
-from memory_saving_gradients.tf_read import Reading, read
+from memory_saving_gradients.study import StockGradient, Study, examine
+from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.tf_write import Rewiring, write
 from memory_saving_gradients.verify import verified
 from memory_saving_gradients.wording import counted, sizes_like
 
-__all__ = ["StockGradient", "rewire"]
+__all__ = ["plan_of", "rewire"]
 
 _SLOW_PLANNING_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class StockGradient:
-    """What TensorFlow's autodiff has built.
-
-    Attributes:
-        graph: Where it was built.
-        targets: What was differentiated.
-        seeds: The gradients that backpropagation starts from.
-        gradients: What autodiff returned.
-        created: The ops that it created, in order of creation.
-        foreign: Ops that other threads created meanwhile in the midst of these: read,
-            but never changed.
-        bodies: What was done inside loops, branches and called functions.
-    """
-
-    graph: tf.Graph
-    targets: Sequence[Any]
-    seeds: Sequence[Any]
-    gradients: Sequence[Any]
-    created: Sequence[tf.Operation]
-    foreign: Sequence[tf.Operation] = ()
-    bodies: Sequence[InsidePlan] = ()
 
 
 @dataclass(frozen=True)
@@ -122,62 +94,47 @@ def rewire(
     """
     started = time.perf_counter()
     graph = built.graph
-    seeds = [seed for seed in built.seeds if isinstance(seed, tf.Tensor)]
-    results = tf.nest.flatten(list(built.gradients), expand_composites=True)
-    reading = read(
-        built.created,
-        [y for y in built.targets if tf.is_symbolic_tensor(y)],
-        [part for part in results if part is not None],
-        seeds,
-        unknown_dim=unknown_dim,
-        foreign=built.foreign,
-    )
-    seed_ops = {id(seed.op) for seed in seeds}
-    starts = {n for n, op in enumerate(reading.ops) if id(op) in seed_ops}
-    buffers = Buffers(reading.graph, backward_order(reading.graph, starts))
-    decision = _decide(checkpoints, buffers, starts, reading, graph)
+    study = examine(built, unknown_dim)
+    decision = _decide(checkpoints, study)
     gradients, rewiring = list(built.gradients), None
     if not decision.reason:
+        reading = study.reading
         with tf_internals.creation_scope(graph):
-            fences.hold_back(seeds, reading)
-        rewiring = write(graph, reading, buffers, decision.schedule)
+            fences.hold_back(built.tensor_seeds, reading)
+        rewiring = write(graph, reading, study.problem.buffers, decision.schedule)
         if verify:
             gradients = verified(gradients, reading, rewiring, graph)
-    elapsed = time.perf_counter() - started
-    plan = _plan(checkpoints, reading, decision, elapsed, graph)
+    plan = _plan(checkpoints, study, decision, time.perf_counter() - started)
     plan = _with_bodies(plan, built.bodies)
     remember(plan)
     _report(plan)
     return gradients, rewiring, plan
 
 
-def _decide(
-    checkpoints: Checkpoints,
-    buffers: Buffers,
-    starts: set[int],
-    reading: Reading,
-    graph: tf.Graph,
-) -> _Decision:
+@_garbage_collection_paused()
+def plan_of(study: Study, checkpoints: Checkpoints) -> Plan:
+    """What `rewire` would do with the gradient that was studied; nothing is changed."""
+    started = time.perf_counter()
+    decision = _decide(checkpoints, study)
+    elapsed = study.seconds + time.perf_counter() - started
+    return _plan(checkpoints, study, decision, elapsed)
+
+
+def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
     """Steps 2 and 3 of the module's outline."""
-    barred = casts_of_what_rests(buffers)
-    if tf_internals.in_xla(graph):
-        # XLA computes a mask where it is used, from the draw, and then holds the draw,
-        # four times as large: with masks kept a transformer took 379 MiB, with draws
-        # redone 291 (of 1263).
-        barred |= reading.draws()
-    problem = Problem(buffers, barred=barred)
-    problem = problem.forcing(masks_of_draws(problem) | reading.settled())
+    problem, reading = study.problem, study.reading
+    buffers = problem.buffers
     stock = problem.stock
     allowed = None
     if isinstance(checkpoints, Budget):
         allowed = allowance(checkpoints, problem, reading)
         choice = chosen_within(allowed, checkpoints, problem, reading)
     else:
-        choice = Choice(selection.select(checkpoints, problem, reading, graph))
+        choice = Choice(selection.select(checkpoints, problem, reading, study.graph))
     schedule = make_schedule(
         buffers,
         choice.kept,
-        seeds=starts,
+        seeds=study.starts,
         significant_bytes=stock.peak_bytes // 2000,
         reruns=choice.reruns,
     )
@@ -231,12 +188,9 @@ def _reason_for_stock(
 
 
 def _plan(
-    checkpoints: Checkpoints,
-    reading: Reading,
-    decision: _Decision,
-    elapsed: float,
-    graph: tf.Graph,
+    checkpoints: Checkpoints, study: Study, decision: _Decision, elapsed: float
 ) -> Plan:
+    reading = study.reading
     ops = reading.graph.ops
     tensors = reading.graph.tensors
     schedule = decision.schedule
@@ -257,7 +211,7 @@ def _plan(
         extra_fraction=decision.gain.extra_fraction,
         planning_seconds=elapsed,
         reason=decision.reason,
-        xla=bool(tf_internals.in_xla(graph)),
+        xla=study.xla,
         budget_bytes=decision.allowed.bytes if decision.allowed else None,
         resting_bytes=decision.allowed.resting_bytes if decision.allowed else None,
         stock=decision.stock,

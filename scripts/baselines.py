@@ -1,18 +1,11 @@
 """What planners are compared with: selections as the literature would make them.
 
-* `uniform`: the forward pass cut into k equal runs of ops, for every k; what crosses a
-  cut is kept.
-* `chen`: Algorithm 3 of Chen et al. 2016 (arXiv 1604.06174). Walk in order, add up the
-  bytes, and cut wherever more than a budget b has been gathered; b is swept. Cuts may
-  be anywhere, with all that crosses them kept, or, in a second round, only where a
-  single tensor crosses, as the paper has it.
+* `uniform` and `chen`, equal segments and the greedy ones of Chen et al. 2016 (arXiv
+  1604.06174), are the library's own: see `memory_saving_gradients.planners.baselines`.
 * `kusumoto`: the approximate dynamic programme of Kusumoto et al. 2019 (arXiv
   1905.11722) over lower sets of the form "v and all that it is made of". Their bound on
   the peak is swept; for each the plan of least overhead and, the paper's "memory
   centric" one, of most overhead is taken.
-
-The last segment need not be recomputed, since its gradients come first: each plan comes
-with its last segment kept, too, and the better one counts.
 
 Each yields sets of kept tensors, no more. How they are recomputed and what they take is
 for the library's own schedule and simulator to say (`scored`), so that all planners are
@@ -29,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memory_saving_gradients.planners import Problem
+from memory_saving_gradients.planners.baselines import chen, uniform
 from memory_saving_gradients.schedule import make_schedule
 from memory_saving_gradients.simulate import simulate
 
@@ -36,9 +30,6 @@ __all__ = ["BASELINES", "Scored", "best", "chen", "kusumoto", "scored", "uniform
 
 BOUNDS = 24
 """How many bounds are tried in a sweep of Kusumoto's programme."""
-
-GREEDY_BOUNDS = 200
-"""How many budgets are tried in a sweep of Chen's algorithm."""
 
 
 @dataclass(frozen=True)
@@ -73,81 +64,6 @@ def best(found: Iterable[Scored], budget_bytes: int) -> Scored | None:
     """The one of least extra work within the budget, None if there is none."""
     fitting = [entry for entry in found if entry.peak_bytes <= budget_bytes]
     return min(fitting, key=lambda e: (e.extra_seconds, e.peak_bytes), default=None)
-
-
-# ---- segments
-
-
-class _Crossings:
-    """What crosses each place of the forward order, as whoever cuts there sees it.
-
-    Only forward reads count: a residual is recomputed with its segment.
-    """
-
-    def __init__(self, problem: Problem) -> None:
-        buffers = problem.buffers
-        useful = set(problem.useful)
-        self.places = list(problem.useful[1:])
-        tensors, made, last = [], [], []
-        for tensor in problem.useful_tensors:
-            position = buffers.position[buffers.graph.tensors[tensor].op]
-            readers = [r for r in buffers.forward_readers[tensor] if r in useful]
-            tensors.append(tensor)
-            made.append(position)
-            last.append(max((position, *readers)))
-        self._tensors = tensors
-        self._made = np.array(made, np.int64)
-        self._last = np.array(last, np.int64)
-        self.size = {t: buffers.size[t] for t in tensors}
-        self.made_at: dict[int, int] = {}
-        for tensor, position in zip(tensors, made, strict=True):
-            gathered = self.made_at.get(position, 0)
-            self.made_at[position] = gathered + buffers.size[tensor]
-
-    def at(self, place: int) -> list[int]:
-        """The tensors made before `place` and read there or later."""
-        crossing = (self._made < place) & (self._last >= place)
-        return [self._tensors[index] for index in np.flatnonzero(crossing)]
-
-    def selections(self, places: Sequence[int]) -> Iterator[frozenset[int]]:
-        """All that crosses any of the places, then also all that comes after them."""
-        crossing = frozenset(tensor for place in places for tensor in self.at(place))
-        yield crossing
-        if places:
-            tail = np.flatnonzero(self._made >= max(places))
-            yield crossing.union(self._tensors[index] for index in tail)
-
-
-def uniform(problem: Problem) -> Iterator[frozenset[int]]:
-    """Equal segments, for every number of them."""
-    crossings = _Crossings(problem)
-    places = crossings.places
-    for segments in range(1, len(places) + 2):
-        chosen = {(len(places) + 1) * i // segments - 1 for i in range(1, segments)}
-        yield from crossings.selections([places[index] for index in sorted(chosen)])
-
-
-def chen(problem: Problem) -> Iterator[frozenset[int]]:
-    """Greedy segments under a swept budget, with any boundary and with narrow ones."""
-    crossings = _Crossings(problem)
-    total = sum(crossings.made_at.values())
-    narrow = [place for place in crossings.places if len(crossings.at(place)) == 1]
-    least = max(min(crossings.made_at.values(), default=1), total // 10_000, 1)
-    for places in (crossings.places, narrow):
-        for bound in np.geomspace(least, max(total, least + 1), GREEDY_BOUNDS):
-            yield from crossings.selections(_greedy(crossings, places, float(bound)))
-
-
-def _greedy(crossings: _Crossings, places: Sequence[int], bound: float) -> list[int]:
-    """Chen's Algorithm 3: the places at which a segment ends."""
-    allowed = set(places)
-    found, gathered = [], 0
-    for position, size in sorted(crossings.made_at.items()):
-        if gathered > bound and position in allowed:
-            found.append(position)
-            gathered = 0
-        gathered += size
-    return found
 
 
 # ---- lower sets

@@ -44,7 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("fences",),
     ("tf_write", "tf_capture"),
     ("inside",),
-    ("verify",),
+    ("verify", "study"),
     ("plan",),
     ("rewire",),
     ("autodiff",),
