@@ -21,8 +21,15 @@ import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals, tf_internals_bodies
 from memory_saving_gradients.autodiff import Setting
-from memory_saving_gradients.checkpoints import Auto, Checkpoints, Collection, Keep
+from memory_saving_gradients.checkpoints import (
+    Auto,
+    Checkpoints,
+    Collection,
+    Keep,
+    SavedPlan,
+)
 from memory_saving_gradients.inside import Inside, InsidePlan, recompute_inside
+from memory_saving_gradients.planners import PLANNERS
 
 __all__ = [
     "ASSUMED_ITERATIONS",
@@ -67,6 +74,8 @@ class Within:
         if isinstance(wanted, Collection):
             source = body if self.graph is None else self.graph
             return Keep(tuple(source.get_collection(wanted.name)))
+        if isinstance(wanted, SavedPlan):
+            return Auto(wanted.bodies) if wanted.bodies in PLANNERS else Keep(())
         if callable(wanted):
             # Looked up in the graph around; there is nothing of it in bodies.
             return Keep(())
@@ -175,7 +184,12 @@ def differentiate_body(
     ):
         return differentiate(given)
     with holding.entering(body) as times:
-        wish = Inside(holding.checkpoints(body), holding.setting.unknown_dim, times)
+        wish = Inside(
+            holding.checkpoints(body),
+            holding.setting.unknown_dim,
+            times,
+            holding.setting.cost,
+        )
         gradients, plan = recompute_inside(wish, graph, body, given, differentiate)
     if plan is not None:
         holding.plans.append(plan)
@@ -187,12 +201,14 @@ def differentiate_body(
 
 def _token(holding: Within | None) -> Any:
     """What tells settings apart. It keeps alive what it tells apart by identity."""
+    wanted: Any
     if holding is None or holding.setting is None:
         return None
-    wanted = holding.setting.checkpoints
-    if isinstance(wanted, Auto | Collection):
-        return wanted, holding.setting.unknown_dim
-    return _Same(wanted), holding.setting.unknown_dim
+    setting = holding.setting
+    wanted = setting.checkpoints
+    if not isinstance(wanted, Auto | Collection):
+        wanted = _Same(wanted)
+    return wanted, setting.unknown_dim, _Same(setting.cost)
 
 
 @dataclass(frozen=True, eq=False)

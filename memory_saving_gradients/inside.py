@@ -17,7 +17,7 @@ is less. `speed` keeps the least bytes with which nothing heavy is recomputed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -31,6 +31,7 @@ from memory_saving_gradients import (
 )
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.checkpoints import Auto, Checkpoints, Keep, Where
+from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.planners.settled import casts_of_what_rests
@@ -52,11 +53,13 @@ class Inside:
         unknown_dim: What an unknown dimension is taken to be while planning.
         times: How many bodies of this kind are there before the first is
             differentiated.
+        cost: Measured seconds of ops; None for those of the model.
     """
 
     checkpoints: Checkpoints
     unknown_dim: int
     times: int
+    cost: Measured | None = None
 
     def keeps(self, tensor: tf.Tensor) -> bool:
         """Whether the user wants this very tensor to be kept."""
@@ -169,6 +172,8 @@ def _settle(
         unknown_dim=wish.unknown_dim,
         repeatable=captures.copies,
     )
+    if wish.cost is not None:
+        reading = replace(reading, graph=wish.cost.price(reading.graph).graph)
     starts = {n for n, op in enumerate(reading.ops) if id(op) in _ops_of(seeds)}
     buffers = Buffers(reading.graph, backward_order(reading.graph, starts))
     schedule = _planned(wish, buffers, reading, starts)

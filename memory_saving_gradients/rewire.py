@@ -14,17 +14,19 @@ import contextlib
 import gc
 import logging
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import fences, selection, tf_internals
+from memory_saving_gradients import fences, replay, selection, tf_internals
 from memory_saving_gradients.budgeted import Allowance, allowance, kept_within
 from memory_saving_gradients.buffers import Buffers
-from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints
+from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints, SavedPlan
 from memory_saving_gradients.gain import Gain, gain_of
+from memory_saving_gradients.measured import Coverage, Measured
 from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.plan import Plan, remember
 from memory_saving_gradients.planners import Problem
@@ -97,7 +99,12 @@ def _garbage_collection_paused() -> Iterator[None]:
 
 @_garbage_collection_paused()
 def rewire(
-    built: StockGradient, checkpoints: Checkpoints, *, unknown_dim: int, verify: bool
+    built: StockGradient,
+    checkpoints: Checkpoints,
+    *,
+    unknown_dim: int,
+    cost: Measured | None,
+    verify: bool,
 ) -> tuple[list[Any], Rewiring | None, Plan]:
     """Makes the backward pass that was just built recompute instead of hold.
 
@@ -105,6 +112,7 @@ def rewire(
         built: The stock gradient.
         checkpoints: What to keep; a collection has been looked up already.
         unknown_dim: What an unknown dimension is taken to be.
+        cost: Measured seconds of ops; None for those of the model.
         verify: Whether the gradients shall depend on an assertion that every
             recomputed tensor is what it was the first time.
 
@@ -124,6 +132,9 @@ def rewire(
         unknown_dim=unknown_dim,
         foreign=built.foreign,
     )
+    coverage = None
+    if cost is not None:
+        reading, coverage = _priced(reading, cost)
     seed_ops = {id(seed.op) for seed in seeds}
     starts = {n for n, op in enumerate(reading.ops) if id(op) in seed_ops}
     buffers = Buffers(reading.graph, backward_order(reading.graph, starts))
@@ -136,10 +147,23 @@ def rewire(
         if verify:
             gradients = verified(gradients, reading, rewiring, graph)
     elapsed = time.perf_counter() - started
-    plan = _plan(checkpoints, reading, decision, elapsed, graph)
+    plan = replace(
+        _plan(checkpoints, reading, decision, elapsed, graph), measured=coverage
+    )
     remember(plan)
     _report(plan)
     return gradients, rewiring, plan
+
+
+def _priced(reading: Reading, cost: Measured) -> tuple[Reading, Coverage]:
+    """The reading with measured times; a warning if there is none for it."""
+    priced = cost.price(reading.graph)
+    if not priced.coverage.named and priced.coverage.ops:
+        warnings.warn(
+            f"`memory_saving_gradients`: {cost.complaint(reading.graph.ops)}",
+            stacklevel=selection.level_of_caller(),
+        )
+    return replace(reading, graph=priced.graph), priced.coverage
 
 
 def _decide(
@@ -150,17 +174,12 @@ def _decide(
     graph: tf.Graph,
 ) -> _Decision:
     """Steps 2 and 3 of the module's outline."""
-    barred = casts_of_what_rests(buffers)
-    if tf_internals.in_xla(graph):
-        # XLA computes a mask where it is used, from the draw, and then holds the draw,
-        # four times as large: with masks kept a transformer took 379 MiB, with draws
-        # redone 291 (of 1263).
-        barred |= reading.draws()
-    problem = Problem(buffers, barred=barred)
-    problem = problem.forcing(masks_of_draws(problem))
+    problem = _problem(checkpoints, buffers, reading, graph)
     stock = problem.stock
     allowed = None
-    if isinstance(checkpoints, Budget):
+    if isinstance(checkpoints, SavedPlan):
+        kept = replay.kept_as_saved(checkpoints, reading)
+    elif isinstance(checkpoints, Budget):
         allowed = allowance(checkpoints, problem, reading)
         kept = kept_within(allowed, checkpoints, problem, reading)
     else:
@@ -168,6 +187,8 @@ def _decide(
     schedule = make_schedule(
         buffers, kept, seeds=starts, significant_bytes=stock.peak_bytes // 2000
     )
+    if isinstance(checkpoints, SavedPlan):
+        replay.require_same_work(checkpoints, schedule, reading)
     timeline = simulate(buffers, schedule)
     extra = sum(reading.graph.ops[op].seconds for op in schedule.recomputed)
     gain = gain_of(buffers, kept, stock, timeline, extra)
@@ -186,6 +207,22 @@ def _decide(
     return _Decision(schedule, timeline, stock, gain, reason, chosen, allowed)
 
 
+def _problem(
+    checkpoints: Checkpoints, buffers: Buffers, reading: Reading, graph: tf.Graph
+) -> Problem:
+    """What a planner shall solve; of what is settled anyway a saved plan knows."""
+    if isinstance(checkpoints, SavedPlan):
+        return Problem(buffers)
+    barred = casts_of_what_rests(buffers)
+    if tf_internals.in_xla(graph):
+        # XLA computes a mask where it is used, from the draw, and then holds the draw,
+        # four times as large: with masks kept a transformer took 379 MiB, with draws
+        # redone 291 (of 1263).
+        barred |= reading.draws()
+    problem = Problem(buffers, barred=barred)
+    return problem.forcing(masks_of_draws(problem))
+
+
 def _reason_for_stock(
     checkpoints: Checkpoints,
     problem: Problem,
@@ -196,6 +233,8 @@ def _reason_for_stock(
     """Why the graph is left as it is, or "". What the user selects is obeyed."""
     if not problem.buffers.graph.results:
         return "none of the `xs` reaches the `ys`, so that every gradient is None"
+    if isinstance(checkpoints, SavedPlan):
+        return checkpoints.reason
     if schedule.recomputed:
         return gain.reason_against() if isinstance(checkpoints, Auto) else ""
     if allowed is not None:
@@ -220,8 +259,11 @@ def _plan(
     tensors = reading.graph.tensors
     schedule = decision.schedule
     extra = sum(ops[op].seconds for op in schedule.recomputed)
+    saved = checkpoints if isinstance(checkpoints, SavedPlan) else None
+    strategy = selection.describe(checkpoints, decision.chosen)
+    budget = decision.allowed.bytes if decision.allowed else None
     return Plan(
-        strategy=selection.describe(checkpoints, decision.chosen),
+        strategy=saved.strategy if saved else strategy,
         kept=tuple(
             tensors[t].name
             for t in sorted(schedule.kept)
@@ -237,12 +279,13 @@ def _plan(
         planning_seconds=elapsed,
         reason=decision.reason,
         xla=bool(tf_internals.in_xla(graph)),
-        budget_bytes=decision.allowed.bytes if decision.allowed else None,
+        budget_bytes=saved.budget_bytes if saved else budget,
         resting_bytes=decision.allowed.resting_bytes if decision.allowed else None,
         stock=decision.stock,
         timeline=decision.timeline,
         schedule=schedule,
         reading=reading,
+        replayed=saved is not None,
     )
 
 
@@ -254,7 +297,7 @@ def _report(plan: Plan) -> None:
     _log.info(
         "%s: peak %s instead of %s, %.0f %% more work, %s recomputed%s; "
         "planned in %.1f s%s",
-        plan.strategy,
+        f"{plan.strategy}, as saved" if plan.replayed else plan.strategy,
         size(plan.predicted_peak_bytes),
         size(plan.stock_peak_bytes),
         100 * plan.extra_fraction,
