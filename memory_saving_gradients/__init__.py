@@ -16,9 +16,11 @@ from memory_saving_gradients.differentiate import (
 from memory_saving_gradients.errors import (
     BudgetError,
     CheckpointError,
+    CostError,
     EagerExecutionError,
     IllegalGraphError,
     MemorySavingGradientsError,
+    PlanMismatchError,
     UnknownCheckpointNameError,
     UnsupportedTensorFlowError,
     VerificationUnavailableError,
@@ -33,6 +35,7 @@ from memory_saving_gradients.patching import (
     status,
 )
 from memory_saving_gradients.plan import Plan, last_plan
+from memory_saving_gradients.saved import SavedPlan
 from memory_saving_gradients.tape import GradientTape
 
 __version__ = "1.0.0"
@@ -41,11 +44,14 @@ __all__ = [
     "Budget",
     "BudgetError",
     "CheckpointError",
+    "CostError",
     "EagerExecutionError",
     "GradientTape",
     "IllegalGraphError",
     "MemorySavingGradientsError",
     "Plan",
+    "PlanMismatchError",
+    "SavedPlan",
     "Status",
     "UnknownCheckpointNameError",
     "UnsupportedTensorFlowError",

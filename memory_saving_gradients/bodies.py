@@ -22,8 +22,15 @@ import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals, tf_internals_bodies
 from memory_saving_gradients.autodiff import Setting
-from memory_saving_gradients.checkpoints import Auto, Checkpoints, Collection, Keep
+from memory_saving_gradients.checkpoints import (
+    Auto,
+    Checkpoints,
+    Collection,
+    Keep,
+    SavedPlan,
+)
 from memory_saving_gradients.inside import Inside, InsidePlan, recompute_inside
+from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.stored import ASSUMED_ITERATIONS, bytes_of
 from memory_saving_gradients.trip_counts import iterations
 
@@ -66,6 +73,8 @@ class Within:
         if isinstance(wanted, Collection):
             source = body if self.graph is None else self.graph
             return Keep(tuple(source.get_collection(wanted.name)))
+        if isinstance(wanted, SavedPlan):
+            return Auto(wanted.bodies) if wanted.bodies in PLANNERS else Keep(())
         if callable(wanted):
             # Looked up in the graph around; there is nothing of it in bodies.
             return Keep(())
@@ -82,6 +91,7 @@ class Within:
             times=factor * self._alike(body),
             runs=factor,
             stock_runs=factor,
+            cost=self.setting.cost,
         )
         if not tf_internals_bodies.is_loop_body(body):
             yield wish
@@ -192,12 +202,14 @@ def differentiate_body(
 
 def _token(holding: Within | None) -> Any:
     """What tells settings apart. It keeps alive what it tells apart by identity."""
+    wanted: Any
     if holding is None or holding.setting is None:
         return None
-    wanted = holding.setting.checkpoints
-    if isinstance(wanted, Auto | Collection):
-        return wanted, holding.setting.unknown_dim
-    return _Same(wanted), holding.setting.unknown_dim
+    setting = holding.setting
+    wanted = setting.checkpoints
+    if not isinstance(wanted, Auto | Collection):
+        wanted = _Same(wanted)
+    return wanted, setting.unknown_dim, _Same(setting.cost)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ is less. `speed` keeps the least bytes with which nothing heavy is recomputed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -31,6 +31,7 @@ from memory_saving_gradients import (
 )
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.checkpoints import Auto, Checkpoints, Keep, Where
+from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.planners.settled import casts_of_what_rests
@@ -55,6 +56,7 @@ class Inside:
         runs: As in `InsidePlan`.
         stock_runs: As in `InsidePlan`.
         assumed: As in `InsidePlan`.
+        cost: Measured seconds of ops; None for those of the model.
     """
 
     checkpoints: Checkpoints
@@ -63,6 +65,7 @@ class Inside:
     runs: int = 1
     stock_runs: int = 1
     assumed: bool = False
+    cost: Measured | None = None
 
     @property
     def replays(self) -> bool:
@@ -192,6 +195,8 @@ def _settle(
         unknown_dim=wish.unknown_dim,
         repeatable=captures.copies,
     )
+    if wish.cost is not None:
+        reading = replace(reading, graph=wish.cost.price(reading.graph).graph)
     starts = {n for n, op in enumerate(reading.ops) if id(op) in _ops_of(seeds)}
     buffers = Buffers(reading.graph, backward_order(reading.graph, starts))
     schedule = _planned(wish, buffers, reading, starts)

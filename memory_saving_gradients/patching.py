@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import doors, keras_models, selection, tf_internals
 from memory_saving_gradients.autodiff import UNKNOWN_DIM, Setting, parse_setting
-from memory_saving_gradients.checkpoints import Auto, Budget
+from memory_saving_gradients.checkpoints import Auto, Budget, SavedPlan
 from memory_saving_gradients.errors import shortened
 from memory_saving_gradients.wording import counted
 
@@ -41,7 +41,9 @@ _retraced: list[str] = []
 
 
 @tf.autograph.experimental.do_not_convert
-def enable(checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM) -> None:
+def enable(
+    checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM, cost: Any = None
+) -> None:
     """Makes every gradient of the process save memory, until `disable()`.
 
     This reaches `tf.GradientTape` in a `tf.function`, `tf.gradients`, the optimizers of
@@ -61,9 +63,11 @@ def enable(checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM) -> No
             warning says so once: libraries take gradients that you do not see.
         unknown_dim: What a dimension that is not known statically (a batch size) is
             taken to be while planning, at least 1.
+        cost: Measured seconds of ops, as in `gradients`.
 
     Raises:
         CheckpointError: `checkpoints` is nothing that it may be.
+        CostError: `cost` holds no measured times.
         TypeError, ValueError: `unknown_dim` is no positive int.
 
     Example:
@@ -72,7 +76,7 @@ def enable(checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM) -> No
         >>> # model.fit(...)
         >>> print(msg.status())  # doctest: +SKIP
     """
-    _set_permanent(parse_setting(checkpoints, unknown_dim, where="enable"))
+    _set_permanent(parse_setting(checkpoints, unknown_dim, cost, where="enable"))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -87,7 +91,7 @@ def disable() -> None:
 @tf.autograph.experimental.do_not_convert
 @contextmanager
 def enabled(
-    checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM
+    checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM, cost: Any = None
 ) -> Iterator[None]:
     """A block in which every gradient of the process saves memory.
 
@@ -97,16 +101,17 @@ def enabled(
     Args:
         checkpoints: As in `enable`.
         unknown_dim: As in `enable`.
+        cost: As in `enable`.
 
     Raises:
-        CheckpointError, TypeError, ValueError: As `enable`.
+        CheckpointError, CostError, TypeError, ValueError: As `enable`.
 
     Example:
         >>> import memory_saving_gradients as msg
         >>> with msg.enabled("speed"):
         ...     pass  # model.fit(...)
     """
-    entry = _Entry(parse_setting(checkpoints, unknown_dim, where="enabled"))
+    entry = _Entry(parse_setting(checkpoints, unknown_dim, cost, where="enabled"))
     with _changing():
         _entries.append(entry)
     try:
@@ -162,8 +167,8 @@ def _same(one: Setting | None, other: Setting | None) -> bool:
         return one is other
     # Other kinds hold tensors, of which TensorFlow redefines the comparison.
     return one is other or (
-        isinstance(one.checkpoints, Auto | Budget)
-        and isinstance(other.checkpoints, Auto | Budget)
+        isinstance(one.checkpoints, Auto | Budget | SavedPlan)
+        and isinstance(other.checkpoints, Auto | Budget | SavedPlan)
         and one == other
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from memory_saving_gradients.culprit import filler, resting
 from memory_saving_gradients.graph import Pin, Storage
+from memory_saving_gradients.measured import Coverage
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.stored import ASSUMED_ITERATIONS
 from memory_saving_gradients.user_code import layers_of, user_line
@@ -79,7 +80,7 @@ def _headline(plan: Plan) -> str:
     size = _size(plan)
     share = f" ({100 * new / old:.0f} %)" if old else ""
     lines = [
-        f"Checkpoints: {plan.strategy}",
+        f"Checkpoints: {plan.strategy}{', as saved' if plan.replayed else ''}",
         f"  predicted peak   {size(new)} instead of {size(old)}{share}, "
         "activations and gradients",
         f"  extra work       {100 * plan.extra_fraction:.1f} % of forward + backward",
@@ -94,6 +95,8 @@ def _headline(plan: Plan) -> str:
         lines.insert(
             1, f"  budget           {size(plan.budget_bytes)} above rest{rest}"
         )
+    if plan.measured is not None:
+        lines.insert(-1, f"  costs            {_measured(plan.measured)}")
     if plan.xla:
         lines.append(
             "  XLA schedules for itself: the figures are those of the executor, and a "
@@ -108,6 +111,13 @@ def _how_often(plan: Plan) -> str:
     if most == 1:
         return ""
     return f" up to {most} times, {runs.total() / len(runs):.1f} times on average"
+
+
+def _measured(coverage: Coverage) -> str:
+    text = f"measured times for {coverage.named} of {counted(coverage.ops, 'op')}"
+    if 0 < coverage.named < coverage.ops:
+        text += f", {coverage.factor:.3g} of the model's for the rest"
+    return text
 
 
 def _kept(plan: Plan) -> str:

@@ -18,16 +18,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memory_saving_gradients import fences, selection, tf_internals
+from memory_saving_gradients import fences, replay, selection, tf_internals
 from memory_saving_gradients.budgeted import (
     Allowance,
     Choice,
     allowance,
     chosen_within,
 )
-from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints
+from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints, SavedPlan
 from memory_saving_gradients.gain import Gain, gain_of
 from memory_saving_gradients.inside import InsidePlan
+from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.plan import Plan, remember
 from memory_saving_gradients.planners import Problem
 from memory_saving_gradients.schedule import (
@@ -77,7 +78,12 @@ def _garbage_collection_paused() -> Iterator[None]:
 
 @_garbage_collection_paused()
 def rewire(
-    built: StockGradient, checkpoints: Checkpoints, *, unknown_dim: int, verify: bool
+    built: StockGradient,
+    checkpoints: Checkpoints,
+    *,
+    unknown_dim: int,
+    cost: Measured | None,
+    verify: bool,
 ) -> tuple[list[Any], Rewiring | None, Plan]:
     """Makes the backward pass that was just built recompute instead of hold.
 
@@ -85,6 +91,7 @@ def rewire(
         built: The stock gradient.
         checkpoints: What to keep; a collection has been looked up already.
         unknown_dim: What an unknown dimension is taken to be.
+        cost: Measured seconds of ops; None for those of the model.
         verify: Whether the gradients shall depend on an assertion that every
             recomputed tensor is what it was the first time.
 
@@ -94,7 +101,7 @@ def rewire(
     """
     started = time.perf_counter()
     graph = built.graph
-    study = examine(built, unknown_dim)
+    study = examine(built, unknown_dim, cost)
     decision = _decide(checkpoints, study)
     gradients, rewiring = list(built.gradients), None
     if not decision.reason:
@@ -126,7 +133,9 @@ def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
     buffers = problem.buffers
     stock = problem.stock
     allowed = None
-    if isinstance(checkpoints, Budget):
+    if isinstance(checkpoints, SavedPlan):
+        choice = Choice(replay.kept_as_saved(checkpoints, reading))
+    elif isinstance(checkpoints, Budget):
         allowed = allowance(checkpoints, problem, reading)
         choice = chosen_within(allowed, checkpoints, problem, reading)
     else:
@@ -138,6 +147,8 @@ def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
         significant_bytes=stock.peak_bytes // 2000,
         reruns=choice.reruns,
     )
+    if isinstance(checkpoints, SavedPlan):
+        replay.require_same_work(checkpoints, schedule, reading)
     timeline = simulate(buffers, schedule)
     extra = _seconds_again(reading, schedule)
     gain = gain_of(buffers, choice.kept, stock, timeline, extra)
@@ -174,6 +185,8 @@ def _reason_for_stock(
     """Why the graph is left as it is, or "". What the user selects is obeyed."""
     if not problem.buffers.graph.results:
         return "none of the `xs` reaches the `ys`, so that every gradient is None"
+    if isinstance(checkpoints, SavedPlan):
+        return checkpoints.reason
     if schedule.recomputed:
         return gain.reason_against() if isinstance(checkpoints, Auto) else ""
     if allowed is not None:
@@ -195,8 +208,11 @@ def _plan(
     tensors = reading.graph.tensors
     schedule = decision.schedule
     extra = _seconds_again(reading, schedule)
+    saved = checkpoints if isinstance(checkpoints, SavedPlan) else None
+    strategy = selection.describe(checkpoints, decision.chosen)
+    budget = decision.allowed.bytes if decision.allowed else None
     return Plan(
-        strategy=selection.describe(checkpoints, decision.chosen),
+        strategy=saved.strategy if saved else strategy,
         kept=tuple(
             tensors[t].name
             for t in sorted(schedule.kept)
@@ -212,12 +228,14 @@ def _plan(
         planning_seconds=elapsed,
         reason=decision.reason,
         xla=study.xla,
-        budget_bytes=decision.allowed.bytes if decision.allowed else None,
+        budget_bytes=saved.budget_bytes if saved else budget,
         resting_bytes=decision.allowed.resting_bytes if decision.allowed else None,
         stock=decision.stock,
         timeline=decision.timeline,
         schedule=schedule,
+        measured=study.coverage,
         reading=reading,
+        replayed=saved is not None,
     )
 
 
@@ -248,7 +266,7 @@ def _report(plan: Plan) -> None:
     _log.info(
         "%s: peak %s instead of %s, %.0f %% more work, %s recomputed%s; "
         "planned in %.1f s%s",
-        plan.strategy,
+        f"{plan.strategy}, as saved" if plan.replayed else plan.strategy,
         size(plan.predicted_peak_bytes),
         size(plan.stock_peak_bytes),
         100 * plan.extra_fraction,

@@ -26,6 +26,7 @@ from memory_saving_gradients.checkpoints import (
     Checkpoints,
     Collection,
     Keep,
+    SavedPlan,
 )
 from memory_saving_gradients.errors import (
     CheckpointError,
@@ -37,7 +38,14 @@ from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.wording import counted
 
-__all__ = ["accepts", "collected", "describe", "plain_variable", "select"]
+__all__ = [
+    "accepts",
+    "collected",
+    "describe",
+    "level_of_caller",
+    "plain_variable",
+    "select",
+]
 
 _NOT_THE_CALLER = (
     os.path.dirname(os.path.abspath(__file__)),
@@ -66,6 +74,8 @@ def describe(checkpoints: Checkpoints, chosen: int | None = None) -> str:
         return checkpoints.mode
     if isinstance(checkpoints, Budget):
         return str(checkpoints)
+    if isinstance(checkpoints, SavedPlan):
+        return f"a saved plan ({checkpoints.strategy})"
     if isinstance(checkpoints, Keep):
         count = len(checkpoints.tensors) if chosen is None else chosen
         return f"{counted(count, 'tensor')} from {checkpoints.origin}"
@@ -220,12 +230,12 @@ def _named(
         warnings.warn(
             f"{_WHERE}: {len(idle)} of {counted(len(keep.tensors), 'tensor')} in "
             f"{keep.origin} cannot serve as checkpoints and are ignored: {listed}.",
-            stacklevel=_level_of_caller(),
+            stacklevel=level_of_caller(),
         )
     return frozenset(kept)
 
 
-def _level_of_caller() -> int:
+def level_of_caller() -> int:
     """The `stacklevel` at which a warning shows the line that called this library."""
     frame, level = sys._getframe(1), 1
     while frame.f_back and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):

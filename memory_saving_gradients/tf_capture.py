@@ -164,7 +164,10 @@ class Captures:
             or tf_internals.in_xla(self.graph)
         ):
             return stock(op_type, inputs, dtypes, *args, **kwargs)
-        known = vars(self.body).setdefault(_SHAPES, {})
+        # Not `vars`: of a branch the graph is a weak proxy, which has none.
+        if not hasattr(self.body, _SHAPES):
+            setattr(self.body, _SHAPES, {})
+        known = getattr(self.body, _SHAPES)
         key = (op_type, *map(id, inputs), *map(repr, dtypes or ()))
         if key not in known:
             known[key] = tf_internals_bodies.create_op_in(

@@ -264,3 +264,26 @@ def test_masks_are_the_same_in_the_replay() -> None:
     copies = copies_inside(graph)
     assert any("StatelessRandom" in name for name in copies)
     assert not any("RandomUniform" in n and "tateless" not in n for n in copies)
+
+
+def test_a_branch_may_ask_for_a_shape() -> None:
+    """Its graph is a weak proxy, of which `vars` raised."""
+    row = tf.constant(fixed(1, WIDTH, seed=7))
+
+    def found(tape: Any) -> list[Any]:
+        @tf.function(
+            autograph=False, input_signature=[tf.TensorSpec([None, WIDTH], tf.float32)]
+        )
+        def step(x: tf.Tensor) -> Any:
+            with tape() as recording:
+                recording.watch(x)
+                y = tf.cond(
+                    tf.reduce_sum(x * x) > 0.0,
+                    lambda: tf.tanh(tf.exp(x + row)),
+                    lambda: x,
+                )
+            return recording.gradient(y, x)
+
+        return [step(tf.constant(INPUT))]
+
+    assert_same_bits(found(tf.GradientTape), found(msg.GradientTape))
