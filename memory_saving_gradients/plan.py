@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from os import PathLike
 
 import tensorflow as tf
 
@@ -93,6 +94,27 @@ class Plan:
         from memory_saving_gradients.report import summary
 
         return summary(self)
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        """Draws live bytes over one step, stock and planned, into a file.
+
+        Both are simulated. The larger kept tensors are marked where they are made; the
+        peaks, and the budget if there is one, are told with their figures.
+
+        Args:
+            path: Of the picture; its suffix says which kind, such as `.png` or `.svg`.
+
+        Raises:
+            ValueError: matplotlib knows no such kind of picture.
+            OSError: The file cannot be written.
+
+        Example:
+            >>> last_plan().plot("step.png")
+        """
+        # Imported late: `picture` stands above this module, and needs matplotlib.
+        from memory_saving_gradients.picture import plot
+
+        plot(self, path)
 
     def to_json(self) -> str:
         """The plan as a text to be saved, compared and given back.

@@ -54,7 +54,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("patching", "keras_layers"),
     ("keras",),
     ("culprit",),
-    ("report",),
+    ("report", "picture"),
     ("__init__",),
 )
 """Lowest first: a module imports from rows above its own only, or from its own row."""
@@ -62,8 +62,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 PURE = frozenset(name for row in LAYERS[:11] for name in row) - {"tf_required"}
 """The rows that know no TensorFlow."""
 
-LATE = frozenset({("plan", "report")})
-"""Arrows that may point up, inside a function: `Plan.summary()` delegates."""
+LATE = frozenset({("plan", "report"), ("plan", "picture")})
+"""Arrows that may point up, inside a function: `Plan.summary()` and `Plan.plot()`
+delegate."""
 
 MOST_LINES_OF_A_FILE = 350
 MOST_LINES_OF_A_FUNCTION = 60
