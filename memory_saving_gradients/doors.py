@@ -154,7 +154,6 @@ class Door:
                 _holders += 1
             tf_internals.TAPES.wrap(_through_tapes)
             tf_internals.GRAPHS.wrap(_through_graphs)
-            # These stay: functions go on to remember what was made for them.
             tf_internals_bodies.DELAYED_PAIRS.wrap(_delayed_pairs)
             tf_internals_bodies.TAPE_PAIRS.wrap(_tape_pairs)
 
@@ -169,6 +168,9 @@ class Door:
                 tf_internals.TAPES.unwrap()
                 if not _rewired:
                     tf_internals.GRAPHS.unwrap()
+                if not bodies.is_anything_remembered():
+                    tf_internals_bodies.DELAYED_PAIRS.unwrap()
+                    tf_internals_bodies.TAPE_PAIRS.unwrap()
 
 
 def counts() -> Counts:
