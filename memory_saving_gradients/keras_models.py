@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["PACKAGES", "backend", "live_models", "retrace", "settings"]
+__all__ = ["PACKAGES", "backend", "is_model", "live_models", "retrace", "settings"]
 
 PACKAGES = ("keras", "tf_keras")
 
@@ -30,6 +30,12 @@ def backend(package: str) -> str:
     module = sys.modules.get(package)
     name = getattr(getattr(module, "backend", None), "backend", None)
     return str(name()) if callable(name) else ""
+
+
+def is_model(thing: Any) -> bool:
+    """Whether something is a Keras model, of whatever backend."""
+    classes = (getattr(sys.modules.get(name), "Model", ()) for name in PACKAGES)
+    return any(isinstance(thing, found) for found in classes)
 
 
 def live_models() -> list[Any]:

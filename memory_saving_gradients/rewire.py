@@ -187,12 +187,12 @@ def _reason_for_stock(
         return "none of the `xs` reaches the `ys`, so that every gradient is None"
     if isinstance(checkpoints, SavedPlan):
         return checkpoints.reason
+    if allowed is not None and problem.stock_peak_bytes <= allowed.bytes:
+        return "stock's own peak is within the budget"
     if schedule.recomputed:
         return gain.reason_against() if isinstance(checkpoints, Auto) else ""
     if allowed is not None:
-        # Even without recomputation the enforced order may be what keeps to it.
-        fits = problem.stock_peak_bytes <= allowed.bytes
-        return "stock's own peak is within the budget" if fits else ""
+        return ""  # the enforced order may be what keeps to the budget
     if not problem.candidates:
         return "there is nothing that could be recomputed to save memory"
     if isinstance(checkpoints, Auto):

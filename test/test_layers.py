@@ -22,7 +22,7 @@ def folder_of(package: str) -> Path:
 HOME = folder_of(PACKAGE)
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "wording"),
+    ("errors", "wording", "counting"),
     ("op_types", "tf_required"),
     ("graph", "budget", "saved"),
     ("cost", "executor", "checkpoints", "measured"),
@@ -52,7 +52,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("doors",),
     ("differentiate", "tape", "loops"),
     ("patching", "keras_layers"),
-    ("keras",),
+    ("keras", "input_specs", "scratch"),
+    ("dry_run", "pareto_front"),
+    ("comparison", "largest_batch"),
     ("culprit",),
     ("report", "picture"),
     ("__init__",),

@@ -43,7 +43,9 @@ PYTHON_SCRIPTS = (
     "compare_depths.py",
     "demo.py",
     "draw_schedules.py",
+    "largest_batch.py",
     "plan_gpt3_layer.py",
+    "plot_pareto.py",
     "plot_prediction.py",
     "train_two_workers.py",
     "zoo.py",
@@ -123,6 +125,8 @@ BAD_ARGUMENTS = {
         "--optimal --ops 2",
         "--optimal --seconds 0",
     ],
+    "largest_batch.py": ["--scale 0", "--headroom 51", "nonsense"],
+    "plot_pareto.py": ["", "--scale 0", "mlp nonsense"],
     "plan_gpt3_layer.py": ["--length 0", "--heads 7", "--kept x"],
     "zoo.py": ["--runs 0", "--scale 0", "--mode collection", "--resume"],
 }
