@@ -37,6 +37,7 @@ SHELL_SCRIPTS = (
     "train_two_workers.sh",
 )
 PYTHON_SCRIPTS = (
+    "bench_bodies.py",
     "bench_models.py",
     "bench_peers.py",
     "compare_depths.py",
@@ -109,6 +110,7 @@ BAD_ARGUMENTS = {
         "--modes memmory",
         "nonsense",
     ],
+    "bench_bodies.py": ["nonsense"],
     "compare_depths.py": ["--batch 0", "--blocks 0", "--depths x", "--rounds 0"],
     "plot_prediction.py": ["--runs 0", "--scale nan", "--modes list", "nonsense"],
     "draw_schedules.py": ["--layers 1"],
