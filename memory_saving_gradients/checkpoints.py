@@ -23,6 +23,8 @@ __all__ = [
     "Keep",
     "SavedPlan",
     "Where",
+    "is_setting",
+    "modes_of",
     "parse",
 ]
 
@@ -79,6 +81,26 @@ _CHOICES = (
     "tensors or of tensor names, a function of a `tf.Tensor` that returns a bool, or a "
     "saved plan (`Plan.from_json(text)`)"
 )
+
+
+def modes_of(modes: Iterable[str]) -> list[str]:
+    """The words that `checkpoints` may be.
+
+    Args:
+        modes: The names of the automatic strategies.
+    """
+    return [*modes, "collection"]
+
+
+def is_setting(word: str, modes: Iterable[str]) -> bool:
+    """Whether a string is a mode or a budget, or may be meant as a saved plan.
+
+    Args:
+        word: The string.
+        modes: The names of the automatic strategies.
+    """
+    budget = looks_like_a_budget(word)
+    return word in modes_of(modes) or budget or word.lstrip().startswith("{")
 
 
 def _nearest(value: str, modes: Iterable[str]) -> str:

@@ -27,10 +27,19 @@ from memory_saving_gradients.autodiff import (
     Setting,
     parse_setting,
 )
+from memory_saving_gradients.checkpoints import is_setting, modes_of
 from memory_saving_gradients.errors import MemorySavingGradientsError, shortened
-from memory_saving_gradients.keras_layers import WHERE, Outputs, choose, layers_of_model
+from memory_saving_gradients.keras_layers import (
+    WHERE,
+    Outputs,
+    choose,
+    is_layer,
+    layers_of_model,
+    unknown_word,
+)
 from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.plan import Plan
+from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.tf_internals import Funnel
 from memory_saving_gradients.wording import sizes_like
 
@@ -189,21 +198,24 @@ def _wish(
     where: str = "memory_saving",
 ) -> _Wish:
     """Tells layers from everything else that `checkpoints` may be."""
-    layers = _layers(model, package)
+    layer_class = _layer_class(package)
     chosen: list[Any] | None = None
-    if isinstance(checkpoints, _layer_class(package) | re.Pattern):
+    if isinstance(checkpoints, layer_class | re.Pattern):
         chosen = [checkpoints]
     elif isinstance(checkpoints, str):
-        names = {name for path, layer in layers.items() for name in (path, layer.name)}
-        if checkpoints in names:
+        if is_layer(checkpoints, model, layer_class):
             chosen = [checkpoints]
+        elif not is_setting(checkpoints, PLANNERS):
+            raise unknown_word(checkpoints, model, layer_class, modes_of(PLANNERS))
     elif isinstance(checkpoints, list | tuple | set | frozenset):
         chosen = list(checkpoints)
     if chosen is not None:
         checkpoints = "memory"  # checked with the rest, and not used
     setting = parse_setting(checkpoints, unknown_dim, cost, where=where)
     if chosen is not None:
-        return _Wish(None, choose(chosen, layers), unknown_dim, setting.cost)
+        return _Wish(
+            None, choose(chosen, model, layer_class), unknown_dim, setting.cost
+        )
     return _Wish(setting.checkpoints, [], unknown_dim, setting.cost)
 
 

@@ -7,9 +7,11 @@ as long their `call` is overridden on the object, to note what this thread gets.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,8 +24,12 @@ from memory_saving_gradients.errors import (
     UnknownCheckpointNameError,
     shortened,
 )
+from memory_saving_gradients.selection import level_of_caller
 
-__all__ = ["WHERE", "Outputs", "choose", "layers_of_model"]
+__all__ = ["WHERE", "Outputs", "choose", "is_layer", "layers_of_model", "unknown_word"]
+
+_NEAR = 3
+"""At most so many names are suggested for one that is misspelt."""
 
 WHERE = "`memory_saving_gradients.memory_saving`"
 """The public function that messages speak for."""
@@ -32,23 +38,36 @@ WHERE = "`memory_saving_gradients.memory_saving`"
 def layers_of_model(model: Any, layer_class: type[Any]) -> dict[str, Any]:
     """All layers inside a model by path: names from the outside in, joined by "/".
 
+    Input layers are left out: nothing is computed in them.
+
     Args:
         model: A Keras model.
         layer_class: What a layer is an instance of.
     """
+    found = _all_inside(model, layer_class)
+    return {path: layer for path, layer in found.items() if not _is_input(layer)}
+
+
+def _all_inside(model: Any, layer_class: type[Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     seen = {id(model)}
     pending = [("", model)]
     while pending:
         prefix, outer = pending.pop(0)
         for layer in _direct(outer, layer_class):
-            if id(layer) in seen or type(layer).__name__ == "InputLayer":
+            if id(layer) in seen:
                 continue
             seen.add(id(layer))
             path = f"{prefix}{layer.name}"
-            found[path] = layer
+            # Two may have one name; an input layer must not hide the other.
+            if path not in found or not _is_input(layer):
+                found[path] = layer
             pending.append((f"{path}/", layer))
     return found
+
+
+def _is_input(layer: Any) -> bool:
+    return type(layer).__name__ == "InputLayer"
 
 
 def _direct(outer: Any, layer_class: type[Any]) -> list[Any]:
@@ -69,47 +88,138 @@ def _direct(outer: Any, layer_class: type[Any]) -> list[Any]:
     return found
 
 
-def choose(chosen: Iterable[Any], layers: dict[str, Any]) -> list[str]:
+def choose(chosen: Iterable[Any], model: Any, layer_class: type[Any]) -> list[str]:
     """The paths of the layers that a user means.
 
     Args:
         chosen: Names, paths, layers, and patterns that are searched for in paths.
-        layers: The model's layers by path.
+        model: The model that they are layers of.
+        layer_class: What a layer is an instance of.
 
     Returns:
         Paths in the order of the model.
 
     Raises:
         UnknownCheckpointNameError: One of them means no layer of the model.
-        CheckpointError: One of them is nothing that could, or there are none.
+        CheckpointError: One of them is nothing that could, or none can serve.
     """
     found: set[str] = set()
+    everything = _all_inside(model, layer_class)
+    layers = layers_of_model(model, layer_class)
     for entry in chosen:
-        if isinstance(entry, str):
-            hits = [p for p, layer in layers.items() if entry in (p, layer.name)]
-            told = f"the layer {entry!r}"
-        elif isinstance(entry, re.Pattern):
-            hits = [path for path in layers if entry.search(path)]
-            told = f"the pattern {entry.pattern!r}"
-        elif hasattr(entry, "call") and hasattr(entry, "name"):
-            hits = [path for path, layer in layers.items() if layer is entry]
-            told = f"the layer {entry.name!r}"
-        else:
-            raise CheckpointError(
-                f"{WHERE}: `checkpoints` may list layers, names of layers and patterns "
-                f"(`re.compile`), but got {entry!r} of type {type(entry).__name__}."
-            )
+        hits = _meant(entry, everything)
         if not hits:
-            near = difflib.get_close_matches(told.split("'")[1], layers, 5, 0.4)
-            raise UnknownCheckpointNameError(
-                f"{WHERE}: {told} is none of the model's. "
-                + (f"Did you mean {shortened(near)}? " if near else "")
-                + f"It has: {shortened(layers, 10) or 'none yet; build it first'}."
-            )
+            raise UnknownCheckpointNameError(_unknown(entry, model, layers))
         found.update(hits)
     if not found:
         raise CheckpointError(f"{WHERE}: `checkpoints` lists no layers. Give some.")
+    inputs = [path for path in everything if path in found and path not in layers]
+    if len(inputs) == len(found):
+        raise CheckpointError(
+            f"{WHERE}: `checkpoints` has input layers only ({shortened(inputs)}). "
+            "Inputs are held anyway: give layers that compute something. "
+            f"{_listed(layers)}"
+        )
+    if inputs:
+        warnings.warn(
+            f"{WHERE}: input layers cannot serve as checkpoints, as inputs are held "
+            f"anyway; ignored: {shortened(inputs)}.",
+            stacklevel=level_of_caller(),
+        )
     return [path for path in layers if path in found]
+
+
+def is_layer(word: str, model: Any, layer_class: type[Any]) -> bool:
+    """Whether a string is the name or the path of a layer, inputs included.
+
+    Args:
+        word: The string.
+        model: The model that the layer is in.
+        layer_class: What a layer is an instance of.
+    """
+    return bool(_meant(word, _all_inside(model, layer_class)))
+
+
+def _meant(entry: Any, layers: dict[str, Any]) -> list[str]:
+    """The paths of the layers that one entry means."""
+    if isinstance(entry, str):
+        return [path for path, layer in layers.items() if entry in (path, layer.name)]
+    if isinstance(entry, re.Pattern):
+        return [path for path in layers if entry.search(path)]
+    if hasattr(entry, "call") and hasattr(entry, "name"):
+        return [path for path, layer in layers.items() if layer is entry]
+    raise CheckpointError(
+        f"{WHERE}: `checkpoints` may list layers, names of layers and patterns "
+        f"(`re.compile`), but got {entry!r} of type {type(entry).__name__}."
+    )
+
+
+def _unknown(entry: Any, model: Any, layers: dict[str, Any]) -> str:
+    """What to say of an entry that means no layer of the model."""
+    if isinstance(entry, str):
+        return (
+            f"{WHERE}: {entry!r} is the name of no layer of the model."
+            f"{_meant_perhaps(entry, layers)} {_listed(layers)}"
+        )
+    if isinstance(entry, re.Pattern):
+        return (
+            f"{WHERE}: the pattern {entry.pattern!r} matches none of the model's "
+            f"layers.{_meant_perhaps(entry.pattern, layers)} {_listed(layers)}"
+        )
+    if entry is model:
+        return (
+            f"{WHERE}: {entry.name!r} is the model itself and none of its layers. "
+            f"{_listed(layers)}"
+        )
+    alike = _meant(entry.name, layers)
+    hint = (
+        f" The model has another layer of that name; if you mean it, give {alike[0]!r}."
+        if alike
+        else ""
+    )
+    return (
+        f"{WHERE}: the layer {entry.name!r} that was given is none of the model's: it "
+        f"belongs to another model, or to none.{hint} {_listed(layers)}"
+    )
+
+
+def unknown_word(
+    word: str, model: Any, layer_class: type[Any], modes: Iterable[str]
+) -> UnknownCheckpointNameError:
+    """The error for a string that is neither a mode nor a budget nor a layer's name.
+
+    Args:
+        word: The string.
+        model: The model that has no such layer.
+        layer_class: What a layer is an instance of.
+        modes: What strings there are beside names of layers and budgets.
+    """
+    layers = layers_of_model(model, layer_class)
+    modes = list(modes)
+    quoted = ", ".join(f'"{mode}"' for mode in modes)
+    return UnknownCheckpointNameError(
+        f"{WHERE}: `checkpoints` is {word!r}, which is neither the name or path of a "
+        f"layer of the model nor one of {quoted} nor a budget such as "
+        f'"4GiB" or "40%".{_meant_perhaps(word, layers, modes)} {_listed(layers)}'
+    )
+
+
+def _meant_perhaps(word: str, layers: dict[str, Any], modes: Sequence[str] = ()) -> str:
+    """A sentence with what a word may have been meant as, or ""."""
+    with contextlib.suppress(re.error):
+        if word and any(re.search(word, path) for path in layers):
+            return f" For all layers that it matches give `re.compile({word!r})`."
+    known = {name.lower(): name for name in reversed([*modes, *layers])}
+    known |= {layer.name.lower(): path for path, layer in reversed(layers.items())}
+    near = difflib.get_close_matches(word.lower(), known, _NEAR, 0.6)
+    meant = dict.fromkeys(known[key] for key in near)
+    return f" Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+
+
+def _listed(layers: dict[str, Any]) -> str:
+    if not layers:
+        return "The model has no layers yet: build it first."
+    return f"It has: {shortened(layers, 10)}."
 
 
 class Outputs:

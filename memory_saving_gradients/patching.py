@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,7 +44,6 @@ _lock = threading.RLock()
 _entries: list[_Entry] = []
 _permanent: list[_Entry] = []  # the one of `enable` or `disable`, if there is one
 _door = doors.Door()
-_retraced: list[str] = []
 
 
 @tf.autograph.experimental.do_not_convert
@@ -157,13 +157,13 @@ def _changing() -> Iterator[None]:
         if now is None:
             _door.close()
         if not _same(before, now):
-            _retraced[:] = keras_models.retrace(keras_models.live_models())
-            if _retraced:
+            retraced = keras_models.retrace(keras_models.live_models())
+            if retraced:
                 _log.info(
                     "%s: %s had been traced and will be traced again: %s",
                     "disabled" if now is None else "enabled",
-                    counted(len(_retraced), "Keras model"),
-                    shortened(_retraced),
+                    counted(len(retraced), "Keras model"),
+                    shortened(keras_models.names(retraced)),
                 )
 
 
@@ -238,9 +238,7 @@ def status() -> Status:
     with _lock:
         setting = _in_force()
         counted = counting.counts()
-        models = tuple(
-            sorted(f"{m.name}: {text}" for m, text in keras_models.settings.items())
-        )
+        models = tuple(_models())
         return Status(
             enabled="" if setting is None else _described(setting),
             routes=() if setting is None else tuple(_routes()),
@@ -249,6 +247,13 @@ def status() -> Status:
             stock=dict(counted.stock),
             notes=tuple(_notes(setting, counted, bool(models))),
         )
+
+
+def _models() -> Iterator[str]:
+    """The models with a setting of their own; those that are alike are counted."""
+    told = Counter(f"{m.name}: {text}" for m, text in keras_models.settings.items())
+    for line, count in sorted(told.items()):
+        yield line if count == 1 else f"{line} ({count} models)"
 
 
 def _described(setting: Setting) -> str:
@@ -281,7 +286,7 @@ def _notes(
             )
     if tf.config.functions_run_eagerly():
         yield "tf.functions run eagerly: call tf.config.run_functions_eagerly(False)"
-    eager = sorted({str(m.name) for m in keras_models.live_models() if _eager(m)})
+    eager = keras_models.names(m for m in keras_models.live_models() if _eager(m))
     if eager:
         yield (
             "models compiled with run_eagerly=True have no graph to rewrite: "
@@ -299,10 +304,10 @@ def _notes(
             "another library has replaced TensorFlow's autodiff functions: call "
             "enable() after importing it"
         )
-    if _retraced:
+    if waiting := keras_models.waiting():
         yield (
             "models that had been traced before, traced again at their next step: "
-            f"{shortened(_retraced)}"
+            f"{shortened(keras_models.names(waiting))}"
         )
     if not counted.rewired:
         yield (

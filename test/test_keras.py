@@ -349,13 +349,29 @@ def test_no_layer_keeps_an_override() -> None:
 @pytest.mark.parametrize(
     ("checkpoints", "error", "match"),
     [
-        (["dens2"], msg.UnknownCheckpointNameError, r"'dens2'.*mean dense2"),
+        (["dens2"], msg.UnknownCheckpointNameError, r"'dens2'.*mean 'dense2'"),
         (["dense1", "dens2"], LookupError, "'dens2'"),
-        (re.compile("^conv"), LookupError, r"pattern '\^conv'.*It has: dense0"),
+        (
+            re.compile("^conv"),
+            LookupError,
+            r"pattern '\^conv' matches none of the model's layers.*It has: dense0",
+        ),
+        (re.compile("^dens2$"), LookupError, "matches none.*mean 'dense2'"),
         ([keras.layers.Dense(3, name="dense9")], LookupError, "the layer 'dense9'"),
+        (
+            [keras.layers.Dense(3, name="dense2")],
+            LookupError,
+            "belongs to another model, or to none.*if you mean it, give 'dense2'",
+        ),
         ([3], msg.CheckpointError, "may list layers"),
         ([], msg.CheckpointError, "lists no layers"),
-        ("fast", msg.CheckpointError, '"memory", "speed"'),
+        ("fast", msg.CheckpointError, '"memory", "speed".*It has: dense0, dense1'),
+        ("dens2", LookupError, "layer of the model.*mean 'dense2'.*It has: dense0"),
+        ("DENSE2", LookupError, "mean 'dense2'"),
+        ("", LookupError, "name or path of a layer.*It has: dense0"),
+        ("memroy", LookupError, "mean 'memory'"),
+        ("dense[24]", LookupError, r"re.compile\('dense\[24\]'\)"),
+        ("^dense[", LookupError, "It has: dense0"),
     ],
 )
 def test_what_matches_nothing(checkpoints: Any, error: Any, match: str) -> None:
@@ -363,6 +379,28 @@ def test_what_matches_nothing(checkpoints: Any, error: Any, match: str) -> None:
     with pytest.raises(error, match=match):
         msg.memory_saving(model, checkpoints)
     assert "train_step" not in vars(model)
+
+
+def test_a_foreign_layer_is_not_called_a_misspelling() -> None:
+    model = made(sequential)
+    with pytest.raises(LookupError, match="belongs to another model") as raised:
+        msg.memory_saving(model, keras.layers.Dense(3, name="dens2"))
+    assert "Did you mean" not in str(raised.value)
+    with pytest.raises(LookupError, match="is the model itself"):
+        msg.memory_saving(model, model)
+
+
+def test_input_layers_are_the_models_and_serve_nothing() -> None:
+    model = made(functional)
+    inputs = [layer for layer in model.layers if "Input" in type(layer).__name__]
+    assert inputs
+    with pytest.warns(UserWarning, match=f"ignored: {inputs[0].name}") as caught:
+        msg.memory_saving(model, model.layers)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    for given in (inputs[0], inputs[0].name, [inputs[0].name]):
+        with pytest.raises(msg.CheckpointError, match="input layers only"):
+            msg.memory_saving(model, given)
 
 
 def test_what_is_no_model() -> None:

@@ -18,7 +18,7 @@ from tensorflow.python.eager import imperative_grad
 from tf_helpers import assert_close, assert_same_bits, copies_in, fixed, run
 
 import memory_saving_gradients as msg
-from memory_saving_gradients import counting, doors
+from memory_saving_gradients import counting, doors, keras_models
 
 v1 = tf.compat.v1
 
@@ -407,10 +407,11 @@ def test_traced_models_are_traced_again(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.INFO, "memory_saving_gradients.patching"):
         msg.enable()
     assert f"traced again: {model.name}" in caplog.text
-    assert model.name in str(msg.status())
+    assert f"at their next step: {model.name}" in str(msg.status())
     assert untouched.train_function is None
     trained(model)
     assert rewired() >= 1
+    assert "at their next step" not in str(msg.status())
     before = rewired()
     msg.enable("memory")
     trained(model)
@@ -418,6 +419,35 @@ def test_traced_models_are_traced_again(caplog: pytest.LogCaptureFixture) -> Non
     msg.disable()
     trained(model)
     assert rewired() == before
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_models_of_one_name_are_counted(twice: bool) -> None:
+    gc.collect()
+    models = [keras_model(jit_compile=False) for _ in range(2)]
+    for model in models:
+        model.name = "twin"
+        trained(model)
+    with msg.enabled():
+        if twice:
+            keras_models.retrace(models)
+        assert "at their next step: twin (2 models)" in str(msg.status())
+        trained(models[0])
+        note = next(n for n in msg.status().notes if "at their next step" in n)
+        assert note.endswith(": twin")
+        trained(models[1])
+        assert "Without effect" not in str(msg.status())
+        for model in models:
+            msg.memory_saving(model, "speed")
+        assert "twin: speed (2 models)" in str(msg.status())
+        # As where a model makes its train function by itself, and knows no `force`.
+        models[0].train_function = None
+        assert "at their next step: twin (2 models)" in str(msg.status())
+        for model in models:
+            trained(model)
+        assert "at their next step" not in str(msg.status())
+    for model in models:
+        msg.memory_saving(model, None)
 
 
 def test_enabling_while_fit_runs() -> None:
