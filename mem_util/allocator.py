@@ -15,12 +15,15 @@ transformers of 60 to 420 MiB this came to 1-5 % of the peak.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 __all__ = [
     "SMALL_CPU_ALLOCATIONS",
     "Counter",
     "Counters",
+    "counted_apart",
     "read_counters",
     "wait_for_devices",
 ]
@@ -60,6 +63,45 @@ def read_counters(reset: bool = False) -> Counters:
     Returns:
         The counters as they were before the reset.
     """
+    found = _read(reset)
+    devices = {
+        name: replace(now, peak_bytes=max(now.peak_bytes, _earlier.get(name, 0)))
+        for name, now in found.devices.items()
+    }
+    if reset:
+        _earlier.clear()
+    return replace(found, devices=devices)
+
+
+_earlier: dict[str, int] = {}
+"""Peaks that `counted_apart` has reset, of which others may still ask."""
+
+_Result = TypeVar("_Result")
+
+
+def counted_apart(
+    call: Callable[[], _Result], reset: bool = True
+) -> tuple[_Result, Counters, Counters]:
+    """Calls something and reads its peaks, though others may be measuring around it.
+
+    Args:
+        call: what to call.
+        reset: set the peaks to what is in use, so that a call which stays under an
+            earlier peak is seen. `read_counters` goes on to know the earlier ones.
+
+    Returns:
+        The result, the counters before the call and those after it.
+    """
+    if reset:
+        for name, counter in _read(reset=True).devices.items():
+            _earlier[name] = max(counter.peak_bytes, _earlier.get(name, 0))
+    before = _read()
+    result = call()
+    wait_for_devices()
+    return result, before, _read()
+
+
+def _read(reset: bool = False) -> Counters:
     import tensorflow as tf
 
     names = _own_devices()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import re
 import warnings
 import weakref
@@ -23,7 +22,6 @@ import tensorflow as tf
 from memory_saving_gradients import doors, keras_models, selection
 from memory_saving_gradients.autodiff import (
     UNKNOWN_DIM,
-    Outcome,
     Setting,
     parse_setting,
 )
@@ -37,15 +35,15 @@ from memory_saving_gradients.keras_layers import (
     layers_of_model,
     unknown_word,
 )
+from memory_saving_gradients.keras_line import Line
 from memory_saving_gradients.measured import Measured
-from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.tf_internals import Funnel
-from memory_saving_gradients.wording import sizes_like
 
 __all__ = ["asked_for", "memory_saving", "plain_train_step"]
 
-_log = logging.getLogger(__name__)
+_METHODS = ("train_step", "make_train_function", "fit")
+"""What is replaced on the object."""
 
 
 @dataclass
@@ -86,8 +84,10 @@ def memory_saving(
     and `save` are as before, and so are all other models. The setting outlives
     `compile` and `load_weights`; `keras.models.clone_model` hands it on. It is not
     saved: a model that is loaded, copied or unpickled is an ordinary one. After the
-    first step one line is printed, or logged where a log of level INFO is on: what
-    stock would need at the peak, what the plan needs, and what was measured.
+    second step one line is printed, or logged where a log of level INFO is on or with
+    `fit(verbose=0)`: what stock would need at the peak, what the plan needs, and what
+    that step took above what was held before it. For this the peaks of TensorFlow's
+    allocators are reset once; `mem_util` goes on to know the earlier ones.
 
     It counts more than `enable()` and less than an argument `checkpoints=` in a
     `train_step` of your own. A model inside another one trains with that one's setting.
@@ -221,40 +221,40 @@ def _wish(
 
 def _apply(model: Any, wish: _Wish, package: str) -> None:
     keep, outputs = _kept_by(model, wish, package)
-    plans: list[Plan] = []
-    setting = Setting(keep, wish.unknown_dim, cost=wish.cost, done=_note_plan(plans))
-    for name in ("train_step", "make_train_function"):
+    line = Line(model)
+    setting = Setting(keep, wish.unknown_dim, cost=wish.cost, done=line.note)
+    for name in _METHODS:
         if name in vars(model):
             wish.methods[name] = vars(model)[name]
     train_step, make = model.train_step, model.make_train_function
-    told: list[str] = []
+    told: set[str] = set()
 
     @functools.wraps(train_step)
     def saving_train_step(*args: Any, **kwargs: Any) -> Any:
-        if tf.executing_eagerly() and not told:
-            told.append("eager")
-            warnings.warn(
-                f"{WHERE}: the model {model.name!r} trains eagerly, where there is no "
-                "graph to rewrite: nothing is saved. Compile it with "
-                "`run_eagerly=False`.",
-                stacklevel=2,
-            )
+        if tf.executing_eagerly():
+            advice = _way_out_of_eager(model)
+            if advice not in told:
+                told.add(advice)
+                warnings.warn(
+                    f"{WHERE}: the model {model.name!r} trains eagerly, where there is "
+                    f"no graph to rewrite: nothing is saved. {advice}",
+                    stacklevel=2,
+                )
         with doors.use(setting), outputs.noted() if outputs else nullcontext():
             return train_step(*args, **kwargs)
 
     @functools.wraps(make)
-    def measuring_make(*args: Any, **kwargs: Any) -> Any:
+    def watching_make(*args: Any, **kwargs: Any) -> Any:
         before = model.train_function
         make(*args, **kwargs)
-        made = model.train_function
-        if made is not before:
-            plans.clear()
-            model.train_function = _measured_once(model, made, plans)
+        if model.train_function is not before:
+            line.watch()
         return model.train_function
 
     # Not `setattr`: Keras would look for something to track.
     vars(model)["train_step"] = saving_train_step
-    vars(model)["make_train_function"] = measuring_make
+    vars(model)["make_train_function"] = watching_make
+    vars(model)["fit"] = line.around_fit(model.fit)
     _wishes[model] = wish
     keras_models.settings[model] = (
         f"layers {shortened(wish.paths)}"
@@ -263,11 +263,24 @@ def _apply(model: Any, wish: _Wish, package: str) -> None:
     )
 
 
+def _way_out_of_eager(model: Any) -> str:
+    """What to do to have a model train in a graph."""
+    ways = []
+    if tf.config.functions_run_eagerly():
+        ways.append(
+            "All functions do, as `tf.config.run_functions_eagerly(True)` was called: "
+            "call it with False."
+        )
+    if getattr(model, "run_eagerly", False) is True or not ways:
+        ways.append("Compile it with `run_eagerly=False`.")
+    return " ".join(ways)
+
+
 def _undo(model: Any) -> None:
     wish = _wishes.pop(model, None)
     keras_models.settings.pop(model, None)
     if wish is not None:
-        for name in ("train_step", "make_train_function"):
+        for name in _METHODS:
             vars(model).pop(name, None)
         vars(model).update(wish.methods)
 
@@ -296,66 +309,3 @@ def _clone(before: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
         if all(path in present for path in wish.paths):
             _apply(clone, replace(wish, methods={}), package)
     return clone
-
-
-# -- the line that the user sees -------------------------------------------------------
-
-
-def _note_plan(plans: list[Plan]) -> Callable[[Outcome], None]:
-    def note(outcome: Outcome) -> None:
-        if outcome.plan is not None:
-            plans.append(outcome.plan)
-
-    return note
-
-
-def _measured_once(model: Any, function: Any, plans: list[Plan]) -> Any:
-    """The train function, which reports its first step and steps aside."""
-
-    @functools.wraps(function)
-    def first_step(*args: Any, **kwargs: Any) -> Any:
-        # Only if it is still in its place: `enable()` may have made another.
-        if model.train_function is first_step:
-            model.train_function = function
-        from mem_util.allocator import read_counters, wait_for_devices
-
-        before = read_counters()
-        result = function(*args, **kwargs)
-        wait_for_devices()
-        _report(str(model.name), plans, before.devices, read_counters().devices)
-        return result
-
-    return first_step
-
-
-def _report(name: str, plans: list[Plan], before: Any, after: Any) -> None:
-    if not plans:
-        return
-    plan = max(plans, key=lambda plan: plan.stock_peak_bytes)
-    size = sizes_like(plan.stock_peak_bytes)
-    # The counters are left as they are, lest somebody else measures: a step that stays
-    # under an earlier peak cannot be seen.
-    measured = [
-        f"{size(now.peak_bytes - before[device].current_bytes)} on {device}"
-        for device, now in after.items()
-        if now.peak_bytes > before[device].peak_bytes
-    ]
-    assumed = plan.reading.graph.assumed
-    _tell(
-        f"{name}: predicted peak {size(plan.predicted_peak_bytes)} instead of stock's "
-        f"{size(plan.stock_peak_bytes)}"
-        + (f" (for batches of {plan.reading.unknown_dim})" if assumed else "")
-        + ", measured "
-        + (", ".join(measured) or "no peak above that of an earlier run")
-        + (f"; left as it was: {plan.reason}" if plan.reason else "")
-    )
-
-
-def _tell(line: str) -> None:
-    """Logs a line; where nobody asked for a log, prints it as `fit` prints its own."""
-    import keras
-
-    if _log.isEnabledFor(logging.INFO):
-        _log.info("%s", line)
-    elif keras.config.is_interactive_logging_enabled():
-        print(line)

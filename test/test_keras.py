@@ -6,6 +6,7 @@ import logging
 import pickle
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -16,8 +17,8 @@ from saving_helpers import python
 from tf_helpers import assert_close, assert_same_bits, fixed
 
 import memory_saving_gradients as msg
-from memory_saving_gradients import counting
-from memory_saving_gradients import keras as our_keras
+from mem_util.allocator import read_counters
+from memory_saving_gradients import counting, keras_line
 
 pytestmark = [
     pytest.mark.usefixtures("no_meta_optimizer"),
@@ -430,10 +431,10 @@ def test_fit_says_once_what_is_saved(
 
     model = msg.memory_saving(made(wide, jit=jit))
     rows = 2048 if jit else 4096  # else the first one's peak would hide the second's
-    with caplog.at_level(logging.INFO, our_keras.__name__):
+    with caplog.at_level(logging.INFO, keras_line.__name__):
         for _ in range(2):
             fitted(model, rows=rows, width=256)
-    lines = [r.getMessage() for r in caplog.records if r.name == our_keras.__name__]
+    lines = [r.getMessage() for r in caplog.records if r.name == keras_line.__name__]
     assert len(lines) == 1
     figures = re.search(
         r"peak ([\d.]+) MiB instead of stock's ([\d.]+) MiB, measured ([\d.]+) MiB",
@@ -449,21 +450,96 @@ def test_the_line_says_which_batch_was_assumed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = msg.memory_saving(made(sequential), unknown_dim=8)
-    with caplog.at_level(logging.INFO, our_keras.__name__):
+    with caplog.at_level(logging.INFO, keras_line.__name__):
         model.fit(fixed(20, 8), fixed(20, 8), batch_size=8, verbose=0)
-    assert "(for batches of 8), measured no peak above" in caplog.text
+    assert "(for batches of 8), measured no peak that" in caplog.text
+
+
+def test_the_second_step_is_measured(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    layers = [keras.layers.Dense(512, "gelu") for _ in range(8)]
+    model = made(
+        lambda: keras.Sequential([keras.Input([512]), *layers]), optimizer="adam"
+    )
+    msg.memory_saving(model)
+    x = fixed(1536, 512)
+    seen: list[float] = []
+
+    class Peaks(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                read_counters(reset=True)
+            self.before = read_counters().devices["/cpu:0"]
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            after = read_counters().devices["/cpu:0"]
+            assert after.peak_bytes >= self.before.peak_bytes  # nothing is forgotten
+            seen.append((after.peak_bytes - self.before.current_bytes) / 2**20)
+
+    with caplog.at_level(logging.INFO, keras_line.__name__):
+        model.fit(x, x, batch_size=512, verbose=0, callbacks=[Peaks()])
+    (said,) = re.findall(
+        r"measured ([\d.]+) MiB on /cpu:0 above weights and optimizer slots",
+        caplog.text,
+    )
+    slots = 8 * 2 * 512 * 512 * 4 / 2**20
+    assert float(said) < seen[0] - slots / 2
+    assert abs(float(said) - seen[2]) < 4.5
+
+
+def test_a_single_step_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    layers = [keras.layers.Dense(512, "gelu") for _ in range(4)]
+    model = made(lambda: keras.Sequential([keras.Input([512]), *layers]))
+    msg.memory_saving(model)
+    read_counters(reset=True)
+    with caplog.at_level(logging.INFO, keras_line.__name__):
+        for _ in range(2):
+            model.fit(fixed(512, 512), fixed(512, 512), batch_size=512, verbose=0)
+    assert caplog.text.count("instead of stock's") == 1
+    assert "MiB on /cpu:0 in the first step, in which slots" in caplog.text
+
+
+def test_peaks_if_consumed_where_only_they_fall() -> None:
+    peaks = {"predicted_peak_bytes": 4 << 20, "stock_peak_bytes": 4 << 20}
+    peaks |= {"predicted_peak_if_consumed_bytes": 1 << 20}
+    plan: Any = SimpleNamespace(**peaks, stock_peak_if_consumed_bytes=2 << 20)
+    text = "1.00 MiB instead of stock's 2.00 MiB, each gradient consumed as it comes"
+    assert keras_line._peaks(plan) == text
+    plan.stock_peak_bytes = 8 << 20
+    assert keras_line._peaks(plan) == "4.00 MiB instead of stock's 8.00 MiB"
+
+
+@pytest.mark.filterwarnings("ignore:Even though the:UserWarning")
+def test_all_functions_run_eagerly(capsys: pytest.CaptureFixture[str]) -> None:
+    model = msg.memory_saving(made(sequential))
+    tf.config.run_functions_eagerly(True)
+    try:
+        with pytest.warns(UserWarning, match="trains eagerly") as caught:
+            fitted(model)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    told = [str(w.message) for w in caught if "trains eagerly" in str(w.message)]
+    assert len(told) == 1
+    assert "run_functions_eagerly(True)` was called" in told[0]
+    assert "Compile" not in told[0]
+    model.fit(fixed(16, 8), fixed(16, 8), batch_size=8, verbose=2)
+    assert capsys.readouterr().out.count("instead of stock's") == 1
 
 
 @pytest.mark.parametrize("interactive", [True, False])
+@pytest.mark.parametrize("verbose", [2, 0])
 def test_the_line_is_printed_where_nobody_asked_for_a_log(
-    capsys: pytest.CaptureFixture[str], interactive: bool
+    capsys: pytest.CaptureFixture[str], interactive: bool, verbose: int
 ) -> None:
     model = msg.memory_saving(made(sequential))
     if not interactive:
         keras.config.disable_interactive_logging()
     try:
         for _ in range(2):
-            model.fit(fixed(16, 8), fixed(16, 8), verbose=0)
+            model.fit(fixed(16, 8), fixed(16, 8), verbose=verbose)
     finally:
         keras.config.enable_interactive_logging()
-    assert capsys.readouterr().out.count("instead of stock's") == int(interactive)
+    assert capsys.readouterr().out.count("instead of stock's") == int(
+        interactive and verbose > 0
+    )

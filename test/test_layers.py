@@ -51,7 +51,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bodies",),
     ("doors",),
     ("differentiate", "tape", "loops"),
-    ("patching", "keras_layers"),
+    ("patching", "keras_layers", "keras_line"),
     ("keras", "input_specs", "scratch"),
     ("dry_run", "pareto_front"),
     ("comparison", "largest_batch"),
