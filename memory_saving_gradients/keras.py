@@ -296,7 +296,7 @@ def _report(name: str, plans: list[Plan], before: Any, after: Any) -> None:
         + (f" (for batches of {plan.reading.unknown_dim})" if assumed else "")
         + ", measured "
         + (", ".join(measured) or "no peak above that of an earlier run")
-        + (f"; left as it was: {plan.reason}" if plan.reason else "")
+        + (f"; left as it was: {plan.reason}" if plan.is_stock else "")
     )
 
 

@@ -33,7 +33,7 @@ class Plan:
         extra_seconds: Estimated time of the recomputation in one step, in seconds.
         extra_fraction: The same as a fraction of the forward and backward work.
         planning_seconds: How long reading, planning and rewriting took, in seconds.
-        reason: Why the graph was left as it was, or "".
+        reason: Why the graph, but for `bodies`, was left as it was, or "".
         xla: Whether the graph is compiled by XLA, which schedules for itself.
         stock: The simulated run of the untouched graph: a `simulate.Timeline` with
             `steps` (which op, original or copy), `live_bytes` (for each step, in bytes
@@ -73,6 +73,17 @@ class Plan:
     schedule: Schedule = field(repr=False)
     reading: Reading = field(repr=False, compare=False)
     bodies: tuple[InsidePlan, ...] = field(default=(), repr=False)
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether nothing is recomputed, neither in the graph nor inside `bodies`."""
+        return bool(self.reason) and not self.bodies
+
+    @property
+    def recomputed_count(self) -> int:
+        """How many ops are recomputed, those inside `bodies` included."""
+        inside = sum(len(body.recomputed) for body in self.bodies)
+        return len(self.recomputed) + inside
 
     def summary(self) -> str:
         """The plan as a text of a screenful (see `report`)."""
