@@ -39,7 +39,7 @@ class Plan:
         extra_seconds: Estimated time of the recomputation in one step, in seconds.
         extra_fraction: The same as a fraction of the forward and backward work.
         planning_seconds: How long reading, planning and rewriting took, in seconds.
-        reason: Why the graph was left as it was, or "".
+        reason: Why the graph, but for `bodies`, was left as it was, or "".
         xla: Whether the graph is compiled by XLA, which schedules for itself.
         budget_bytes: What a budget allowed above rest, in bytes; None without one.
         resting_bytes: What a budget in total found to rest, in bytes; else None.
@@ -87,6 +87,17 @@ class Plan:
     bodies: tuple[InsidePlan, ...] = field(default=(), repr=False)
     replayed: bool = False
     measured: Coverage | None = None
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether nothing is recomputed, neither in the graph nor inside `bodies`."""
+        return bool(self.reason) and not self.bodies
+
+    @property
+    def recomputed_count(self) -> int:
+        """How many ops are recomputed, those inside `bodies` included."""
+        inside = sum(len(body.recomputed) for body in self.bodies)
+        return len(self.recomputed) + inside
 
     def summary(self) -> str:
         """The plan as a text of a screenful (see `report`)."""

@@ -260,7 +260,7 @@ def _with_bodies(plan: Plan, bodies: Sequence[InsidePlan]) -> Plan:
 
 def _report(plan: Plan) -> None:
     """One INFO line a call."""
-    note = f" (left as it was: {plan.reason})" if plan.reason else ""
+    note = f" (left as it was: {plan.reason})" if plan.is_stock else ""
     slow = plan.planning_seconds > _SLOW_PLANNING_SECONDS
     size = sizes_like(plan.stock_peak_bytes)
     _log.info(
@@ -270,7 +270,7 @@ def _report(plan: Plan) -> None:
         size(plan.predicted_peak_bytes),
         size(plan.stock_peak_bytes),
         100 * plan.extra_fraction,
-        counted(len(plan.recomputed), "op"),
+        counted(plan.recomputed_count, "op"),
         note,
         plan.planning_seconds,
         f", over {_SLOW_PLANNING_SECONDS:.0f} s: the graph has "
