@@ -39,6 +39,16 @@ def op_seconds(traced: Trace) -> dict[str, float]:
 
 
 def write_costs(path: str | PathLike[str], traced: Trace) -> None:
-    """Writes `op_seconds(traced)` as JSON: {"op name": seconds}."""
-    text = json.dumps(op_seconds(traced), indent=1)
+    """Writes `op_seconds(traced)` as JSON.
+
+    The file is one object, {"op name": seconds}, an op a line in the order of first
+    runs: the name as the trace has it, and the mean seconds of one run, above 0. What
+    was too short for the clock is left out.
+
+    Args:
+        path: of the JSON file.
+        traced: a trace.
+    """
+    seconds = {name: s for name, s in op_seconds(traced).items() if s > 0}
+    text = json.dumps(seconds, indent=1)
     Path(path).write_text(text + "\n", encoding="utf-8")

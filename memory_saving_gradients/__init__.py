@@ -18,9 +18,11 @@ from memory_saving_gradients.dry_run import plan
 from memory_saving_gradients.errors import (
     BudgetError,
     CheckpointError,
+    CostError,
     EagerExecutionError,
     IllegalGraphError,
     MemorySavingGradientsError,
+    PlanMismatchError,
     UnknownCheckpointNameError,
     UnsupportedTensorFlowError,
     VerificationUnavailableError,
@@ -41,6 +43,7 @@ from memory_saving_gradients.patching import (
     status,
 )
 from memory_saving_gradients.plan import Plan, last_plan
+from memory_saving_gradients.saved import SavedPlan
 from memory_saving_gradients.tape import GradientTape
 
 __version__ = "1.0.0"
@@ -51,6 +54,7 @@ __all__ = [
     "CheckpointError",
     "Compared",
     "Comparison",
+    "CostError",
     "EagerExecutionError",
     "FittingBatch",
     "FittingBatches",
@@ -60,6 +64,8 @@ __all__ = [
     "Pareto",
     "ParetoPoint",
     "Plan",
+    "PlanMismatchError",
+    "SavedPlan",
     "Status",
     "UnknownCheckpointNameError",
     "UnsupportedTensorFlowError",

@@ -18,6 +18,8 @@ import tensorflow as tf
 
 from memory_saving_gradients import fences, replicas, selection, tf_internals
 from memory_saving_gradients.checkpoints import Checkpoints, Collection, parse
+from memory_saving_gradients.inside import InsidePlan
+from memory_saving_gradients.measured import Measured, parse_cost
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.rewire import rewire
@@ -68,6 +70,7 @@ class Setting:
         checkpoints: What to keep, or how to find out once the graph is there.
         unknown_dim: What an unknown dimension is taken to be while planning.
         verify: Whether recomputed tensors are compared at run time.
+        cost: Measured seconds of ops; None for those of the model.
         done: Told what became of each gradient.
         studied: If given, each gradient is only studied, and this is told what was
             seen; the graph is left as TensorFlow made it.
@@ -77,6 +80,7 @@ class Setting:
     checkpoints: Checkpoints | Callable[[tf.Graph], Checkpoints]
     unknown_dim: int = UNKNOWN_DIM
     verify: bool = False
+    cost: Measured | None = None
     done: Callable[[Outcome], None] | None = None
     studied: Callable[[Study], None] | None = None
     inside: bool = True
@@ -95,18 +99,25 @@ class Setting:
 
 
 def parse_setting(
-    checkpoints: Any, unknown_dim: Any, verify: bool = False, *, where: str
+    checkpoints: Any,
+    unknown_dim: Any,
+    cost: Any = None,
+    verify: bool = False,
+    *,
+    where: str,
 ) -> Setting:
     """Checks the user's arguments.
 
     Args:
         checkpoints: As in `gradients`.
         unknown_dim: As in `gradients`.
+        cost: As in `gradients`.
         verify: As in `gradients`.
         where: The public function that got them, for messages.
 
     Raises:
         CheckpointError: `checkpoints` is nothing that it may be.
+        CostError: `cost` holds no measured times.
         TypeError, ValueError: `unknown_dim` is no positive int.
     """
     start = f"`memory_saving_gradients.{where}`: `unknown_dim` must be"
@@ -122,7 +133,12 @@ def parse_setting(
             f"`memory_saving_gradients.{where}`: `verify` must be a bool, but got "
             f"{verify!r}."
         )
-    return Setting(parse(checkpoints, PLANNERS, where), unknown_dim, verify)
+    return Setting(
+        parse(checkpoints, PLANNERS, where),
+        unknown_dim,
+        verify,
+        parse_cost(cost, where),
+    )
 
 
 def save_memory(
@@ -132,6 +148,7 @@ def save_memory(
     differentiate: Callable[[Any], Sequence[Any]],
     *,
     all_or_none: bool = False,
+    bodies: Sequence[InsidePlan] = (),
 ) -> Outcome:
     """Has the default graph's autodiff run and makes the result recompute.
 
@@ -142,6 +159,7 @@ def save_memory(
         differentiate: The stock call, given the seeds. It returns a flat list.
         all_or_none: Whether the stock call takes a seed for each target, of whatever
             type it is, or none at all: a tape dies of a None in the list.
+        bodies: What is done inside loops, branches and calls meanwhile; it grows.
 
     Returns:
         What became of it. Changed are only ops that this thread made in the call.
@@ -162,15 +180,18 @@ def save_memory(
             for seed in as_list(seeds)
             if tf.is_symbolic_tensor(seed) and id(seed.op) in own
         ]
-        built = StockGradient(graph, targets, starts, stock, created, foreign)
+        built = StockGradient(
+            graph, targets, starts, stock, created, foreign, list(bodies)
+        )
         if checkpoints is None:
             assert setting.studied is not None
-            setting.studied(examine(built, setting.unknown_dim))
+            setting.studied(examine(built, setting.unknown_dim, setting.cost))
             return Outcome(stock, None, None)
         gradients, rewiring, plan = rewire(
             built,
             checkpoints,
             unknown_dim=setting.unknown_dim,
+            cost=setting.cost,
             verify=setting.verify,
         )
         if rewiring is not None:

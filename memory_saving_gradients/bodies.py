@@ -11,36 +11,45 @@ which remembers what it made for a function, is made to remember it by setting
 
 from __future__ import annotations
 
+import math
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals, tf_internals_bodies
 from memory_saving_gradients.autodiff import Setting
-from memory_saving_gradients.checkpoints import Auto, Checkpoints, Collection, Keep
+from memory_saving_gradients.checkpoints import (
+    Auto,
+    Checkpoints,
+    Collection,
+    Keep,
+    SavedPlan,
+)
 from memory_saving_gradients.inside import Inside, InsidePlan, recompute_inside
+from memory_saving_gradients.planners import PLANNERS
+from memory_saving_gradients.stored import ASSUMED_ITERATIONS, bytes_of
+from memory_saving_gradients.trip_counts import iterations
 
 __all__ = [
-    "ASSUMED_ITERATIONS",
     "Within",
     "differentiate_body",
+    "is_anything_remembered",
     "pair_of_this_setting",
     "tape_pairs_of_this_setting",
     "within",
 ]
-
-ASSUMED_ITERATIONS = 64
-"""What a loop is taken to run if nothing in the graph says how often it does."""
 
 _ASSUMED_BODIES = 4
 """How many bodies of a kind are taken to be around if the graph is not there yet."""
 
 # The attribute of a called function that holds its pairs for each setting.
 _PAIRS = "_memory_saving_gradients_pairs"
+_holders: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @dataclass
@@ -67,63 +76,73 @@ class Within:
         if isinstance(wanted, Collection):
             source = body if self.graph is None else self.graph
             return Keep(tuple(source.get_collection(wanted.name)))
+        if isinstance(wanted, SavedPlan):
+            return Auto(wanted.bodies) if wanted.bodies in PLANNERS else Keep(())
         if callable(wanted):
             # Looked up in the graph around; there is nothing of it in bodies.
             return Keep(())
         return wanted
 
     @contextmanager
-    def entering(self, body: tf.Graph) -> Iterator[int]:
-        """While a body is differentiated: how many of its kind are around."""
-        loop = self._iterations(body)
+    def entering(self, body: tf.Graph) -> Iterator[Inside]:
+        """While a body is differentiated: how it shall save memory."""
+        assert self.setting is not None
         factor = self._loops[-1][0] if self._loops else 1
-        if loop:
-            self._loops.append((factor * loop, body))
-            try:
-                yield factor * loop
-            finally:
-                self._loops.pop()
-        else:
-            yield factor * self._alike(body)
-
-    def _iterations(self, body: tf.Graph) -> int:
-        """How often a loop runs; 0 if the body is not that of a loop."""
+        wish = Inside(
+            self.checkpoints(body),
+            self.setting.unknown_dim,
+            times=factor * self._alike(body),
+            runs=factor,
+            stock_runs=factor,
+            cost=self.setting.cost,
+        )
         if not tf_internals_bodies.is_loop_body(body):
-            return 0
+            yield wish
+            return
         loop = tf_internals_bodies.loop_of(body)
-        most = None if loop is None else tf.get_static_value(loop.inputs[1])
-        return ASSUMED_ITERATIONS if most is None or most < 0 else max(int(most), 1)
+        known = iterations(loop)
+        own = known or ASSUMED_ITERATIONS
+        again = loop is not None and loop.type == "StatelessWhile" and wish.replays
+        wish = replace(
+            wish,
+            times=factor * own,
+            runs=own if again else factor * own,
+            stock_runs=factor * own,
+            assumed=known is None,
+        )
+        self._loops.append((factor * own, body))
+        try:
+            yield wish
+        finally:
+            self._loops.pop()
 
     def _alike(self, body: tf.Graph) -> int:
         around = self._loops[-1][1] if self._loops else self.graph
         if around is None:
             return _ASSUMED_BODIES
         own = self._bytes(body)
-        return max(round(self._bytes(around) / own), 1) if own else 1
+        alike = max(round(self._bytes(around) / own), 1) if own else 1
+        # Calls are replayed, and what they keep with them: √n of n are there at a time.
+        return alike if tf_internals_bodies.branches(body) > 1 else math.isqrt(alike)
 
     def _bytes(self, graph: tf.Graph) -> int:
         """Bytes of all that one run of a graph computes, bodies included."""
+        unknown_dim = self.setting.unknown_dim if self.setting else 1
         if id(graph) not in self._sizes:
             self._sizes[id(graph)] = 0  # against recursion
             self._bodies.append(graph)
             total = 0
             for op in graph.get_operations():
                 if op.type in op_types.CALL_TYPES:
+                    times = 1
+                    if op.type in op_types.LOOP_TYPES:
+                        times = iterations(op) or ASSUMED_ITERATIONS
                     for body in tf_internals_bodies.bodies_of(op):
-                        times = self._iterations(body) or 1
                         total += times * self._bytes(body)
                 elif op.type not in op_types.ALIAS_TYPES | op_types.RESTING_TYPES:
-                    total += sum(map(self._size, op.outputs))
+                    total += sum(bytes_of(t, unknown_dim) for t in op.outputs)
             self._sizes[id(graph)] = total
         return self._sizes[id(graph)]
-
-    def _size(self, tensor: tf.Tensor) -> int:
-        if tensor.shape.rank is None or self.setting is None:
-            return 0
-        count = tensor.dtype.size or 8
-        for size in tensor.shape.as_list():
-            count *= self.setting.unknown_dim if size is None else size
-        return int(count)
 
 
 class _Here(threading.local):
@@ -174,8 +193,7 @@ def differentiate_body(
         or not tf_internals.builds_function(graph)
     ):
         return differentiate(given)
-    with holding.entering(body) as times:
-        wish = Inside(holding.checkpoints(body), holding.setting.unknown_dim, times)
+    with holding.entering(body) as wish:
         gradients, plan = recompute_inside(wish, graph, body, given, differentiate)
     if plan is not None:
         holding.plans.append(plan)
@@ -187,12 +205,14 @@ def differentiate_body(
 
 def _token(holding: Within | None) -> Any:
     """What tells settings apart. It keeps alive what it tells apart by identity."""
+    wanted: Any
     if holding is None or holding.setting is None:
         return None
-    wanted = holding.setting.checkpoints
-    if isinstance(wanted, Auto | Collection):
-        return wanted, holding.setting.unknown_dim
-    return _Same(wanted), holding.setting.unknown_dim
+    setting = holding.setting
+    wanted = setting.checkpoints
+    if not isinstance(wanted, Auto | Collection):
+        wanted = _Same(wanted)
+    return wanted, setting.unknown_dim, _Same(setting.cost)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +226,11 @@ class _Same:
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+def is_anything_remembered() -> bool:
+    """Whether a function is alive that remembers what was made under a setting."""
+    return len(_holders) > 0
 
 
 def pair_of_this_setting(
@@ -241,6 +266,7 @@ def _swap(holder: Any, names: Sequence[str], token: Any) -> None:
             return
         remembered = {None: [getattr(holder, name) for name in names]}
         setattr(holder, _PAIRS, remembered)
+        _holders.add(holder)
     for name, value in zip(
         names, remembered.setdefault(token, [{} for _ in names]), strict=True
     ):

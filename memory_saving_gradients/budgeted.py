@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -11,6 +14,7 @@ from memory_saving_gradients.budget import Budget
 from memory_saving_gradients.errors import BudgetError, CheckpointError
 from memory_saving_gradients.graph import variables_read
 from memory_saving_gradients.planners import Problem, plan_budget
+from memory_saving_gradients.planners.nested import Nested, plan_nested
 from memory_saving_gradients.schedule import make_schedule
 from memory_saving_gradients.simulate import simulate
 from memory_saving_gradients.sweep import Sweep
@@ -18,7 +22,9 @@ from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.user_code import user_line
 from memory_saving_gradients.wording import sizes_like
 
-__all__ = ["Allowance", "allowance", "kept_within"]
+__all__ = ["Allowance", "Choice", "allowance", "chosen_within"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,19 @@ class Allowance:
     bytes: int
     total_bytes: int | None = None
     resting_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is kept, and what is run again more than once.
+
+    Attributes:
+        kept: Ids of the tensors that are kept.
+        reruns: As in `make_schedule`; None if every op is recomputed at most once.
+    """
+
+    kept: frozenset[int]
+    reruns: Mapping[int, tuple[int, ...]] | None = None
 
 
 def allowance(budget: Budget, problem: Problem, reading: Reading) -> Allowance:
@@ -61,21 +80,45 @@ def allowance(budget: Budget, problem: Problem, reading: Reading) -> Allowance:
     return Allowance(total - resting, total, resting)
 
 
-def kept_within(
+def chosen_within(
     allowed: Allowance, budget: Budget, problem: Problem, reading: Reading
-) -> frozenset[int]:
-    """The ids of the tensors that are kept.
+) -> Choice:
+    """What is kept under the budget.
+
+    Only if no plan fits that recomputes every op at most once, some are recomputed
+    more often.
 
     Raises:
         BudgetError: No plan that was found is within the budget.
     """
     kept = plan_budget(problem, allowed.bytes)
     if allowed.bytes >= problem.stock_peak_bytes:
-        return kept
+        return Choice(kept)
     least = Sweep(problem.buffers, kept).peak_bytes
     if least <= allowed.bytes:
-        return kept
-    raise _too_little(allowed, budget, problem, reading, kept)
+        return Choice(kept)
+    nested = plan_nested(problem, allowed.bytes)
+    if nested.peak_bytes <= allowed.bytes:
+        _warn(budget, nested, least, problem)
+        return Choice(nested.kept, nested.reruns)
+    choice = Choice(kept)
+    if nested.peak_bytes < least:
+        choice = Choice(nested.kept, nested.reruns)
+    raise _too_little(allowed, budget, problem, reading, choice)
+
+
+def _warn(budget: Budget, nested: Nested, least: int, problem: Problem) -> None:
+    """That ops run several times, and from where on they would not."""
+    runs = Counter(p for run in nested.reruns.values() for p in run)
+    size = sizes_like(problem.stock_peak_bytes)
+    _log.warning(
+        "%s: with every op recomputed at most once the lowest peak is %s, so that some "
+        "are recomputed up to %d times, %.1f times on average.",
+        budget,
+        size(least),
+        max(runs.values()),
+        sum(runs.values()) / len(runs),
+    )
 
 
 def _too_little(
@@ -83,11 +126,12 @@ def _too_little(
     budget: Budget,
     problem: Problem,
     reading: Reading,
-    kept: frozenset[int],
+    choice: Choice,
 ) -> BudgetError:
-    """What to say if `kept`, the selection of the lowest peak, is too much."""
+    """What to say if `choice`, the plan of the lowest peak, is too much."""
     graph, buffers = reading.graph, problem.buffers
-    timeline = simulate(buffers, make_schedule(buffers, kept))
+    schedule = make_schedule(buffers, choice.kept, reruns=choice.reruns)
+    timeline = simulate(buffers, schedule)
     step = timeline.steps[timeline.peak_step]
     op = graph.ops[step.op]
     least, stock = timeline.peak_bytes, problem.stock_peak_bytes

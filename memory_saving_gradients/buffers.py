@@ -22,6 +22,7 @@ from functools import cached_property
 
 from memory_saving_gradients.executor import executor_order
 from memory_saving_gradients.graph import OpNode, Pin, Storage, TrainingGraph
+from memory_saving_gradients.op_types import CALL_TYPES
 
 __all__ = ["Buffers"]
 
@@ -117,7 +118,10 @@ def _buffers_behind(graph: TrainingGraph) -> list[tuple[int, ...]]:
                 found[tensor] = (tensor,)
             elif node.storage is Storage.ALIAS:
                 merged: dict[int, None] = {}
-                for source in op.inputs:
+                # A call hands on one of its arguments, whatever it does to others.
+                is_call = op.type in CALL_TYPES
+                for source in (node.source,) if is_call else op.inputs:
+                    assert source is not None
                     merged.update(dict.fromkeys(found[source]))
                 found[tensor] = tuple(merged)
     return found

@@ -12,6 +12,7 @@ from typing import Any
 
 from memory_saving_gradients.budget import Budget, looks_like_a_budget
 from memory_saving_gradients.errors import CheckpointError
+from memory_saving_gradients.saved import SavedPlan
 
 __all__ = [
     "COLLECTION",
@@ -20,6 +21,7 @@ __all__ = [
     "Checkpoints",
     "Collection",
     "Keep",
+    "SavedPlan",
     "Where",
     "parse",
 ]
@@ -70,11 +72,12 @@ class Where:
     predicate: Callable[[Any], bool]
 
 
-Checkpoints = Auto | Budget | Keep | Collection | Where
+Checkpoints = Auto | Budget | Keep | Collection | SavedPlan | Where
 
 _CHOICES = (
     '"memory", "speed", "collection", a budget such as "4GiB" or "40%", a list of '
-    "tensors or of tensor names, or a function of a `tf.Tensor` that returns a bool"
+    "tensors or of tensor names, a function of a `tf.Tensor` that returns a bool, or a "
+    "saved plan (`Plan.from_json(text)`)"
 )
 
 
@@ -98,7 +101,7 @@ def parse(value: Any, modes: Iterable[str], where: str = "gradients") -> Checkpo
     Raises:
         CheckpointError: It is none of the things that `checkpoints` may be.
     """
-    if isinstance(value, Auto | Budget | Keep | Collection | Where):
+    if isinstance(value, Auto | Budget | Keep | Collection | SavedPlan | Where):
         return value
     if isinstance(value, str):
         if value == "collection":
@@ -107,6 +110,11 @@ def parse(value: Any, modes: Iterable[str], where: str = "gradients") -> Checkpo
             return Auto(value)
         if looks_like_a_budget(value):
             return Budget(value)
+        if value.lstrip().startswith("{"):
+            raise CheckpointError(
+                f"`memory_saving_gradients.{where}`: `checkpoints` is a JSON text. If "
+                "it is that of a plan, give `Plan.from_json(text)`."
+            )
         hint = (
             " If it was meant as the name of the gradient ops, pass `name=...`: the "
             "fourth positional argument of `tf.gradients` is `name`, here it is "
@@ -126,7 +134,11 @@ def parse(value: Any, modes: Iterable[str], where: str = "gradients") -> Checkpo
     hint = ""
     if isinstance(value, int) and not isinstance(value, bool):
         hint = f" For a budget of that many bytes give `Budget({value!r})`."
+    got = f"{value!r} of type {type(value).__name__}"
+    if hasattr(value, "to_json"):
+        got = "a plan itself, which holds on to the graph that it was made in"
+        hint = " Give `Plan.from_json(plan.to_json())`."
     raise CheckpointError(
         f"`memory_saving_gradients.{where}`: `checkpoints` must be {_CHOICES}, but "
-        f"got {value!r} of type {type(value).__name__}.{hint}"
+        f"got {got}.{hint}"
     )

@@ -45,6 +45,7 @@ def gradients(
     unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     *,
     unknown_dim: int = UNKNOWN_DIM,
+    cost: Any = None,
     verify: bool = False,
 ) -> list[Any]:
     """Symbolic derivatives of the sum of `ys` with respect to `xs`, in less memory.
@@ -67,7 +68,8 @@ def gradients(
             extra time within that peak;
             `"collection"`: the tensors in the graph collection "checkpoints";
             a list of tensors or tensor names: exactly these;
-            a function of a `tf.Tensor` that returns a bool.
+            a function of a `tf.Tensor` that returns a bool;
+            `Plan.from_json(text)`: what was kept when that plan was saved.
         name: Name scope of the gradient ops.
         colocate_gradients_with_ops: Whether gradient ops are placed with the ops that
             they belong to. None means what stock does: yes in a `tf.function`, no in
@@ -79,6 +81,11 @@ def gradients(
         unknown_dim: What a dimension that is not known statically (a batch size) is
             taken to be while planning, at least 1. The gradients are right for every
             size.
+        cost: Measured seconds, so that plans are made for your hardware: a dict of op
+            names to seconds of one run, or the path of a JSON file of that form, as
+            `python -m mem_util TRACE --costs FILE` writes it. A name also matches with
+            what inlining puts in front, `StatefulPartitionedCall/` or `while/body/_3/`.
+            Ops without a time take that of a model, scaled to the measured ones.
         verify: Whether to compare, at run time, each recomputed tensor with the
             original and fail if a bit differs. Costs all the memory that was saved.
 
@@ -88,7 +95,9 @@ def gradients(
     Raises:
         EagerExecutionError: There is no graph: called outside a `tf.function`.
         CheckpointError: From `checkpoints` no plan can be made.
+        CostError: `cost` holds no measured times.
         BudgetError: No plan keeps to the budget; it names the least that would do.
+        PlanMismatchError: The saved plan was made for another graph.
         UnknownCheckpointNameError: `checkpoints` has a name that the graph has not.
         VerificationUnavailableError: `verify=True` under XLA.
         LookupError, TypeError, ValueError: Whatever `tf.gradients` would raise.
@@ -112,7 +121,7 @@ def gradients(
             "eagerly, where there is none. Call it inside a `tf.function` (the loss "
             "must be computed in it, too) or in a `tf.compat.v1.Graph`."
         )
-    setting = parse_setting(checkpoints, unknown_dim, verify, where="gradients")
+    setting = parse_setting(checkpoints, unknown_dim, cost, verify, where="gradients")
     graph = tf.compat.v1.get_default_graph()
     if colocate_gradients_with_ops is None:
         colocate_gradients_with_ops = tf_internals.builds_function(graph)

@@ -12,10 +12,12 @@ from collections.abc import Iterable
 __all__ = [
     "BudgetError",
     "CheckpointError",
+    "CostError",
     "EagerExecutionError",
     "IllegalGraphError",
     "MemorySavingGradientsError",
     "MissingDependencyError",
+    "PlanMismatchError",
     "UnknownCheckpointNameError",
     "UnsupportedTensorFlowError",
     "VerificationUnavailableError",
@@ -43,6 +45,14 @@ class BudgetError(CheckpointError):
         errors anew from their messages, so that they carry nothing else."""
         found = re.search(r"\((\d+) bytes", str(self))
         return int(found[1]) if found else 0
+
+
+class PlanMismatchError(CheckpointError):
+    """A saved plan was given for another graph than the one that it was made for."""
+
+
+class CostError(MemorySavingGradientsError, ValueError):
+    """A `cost=` argument that holds no measured times."""
 
 
 class UnknownCheckpointNameError(CheckpointError, LookupError):

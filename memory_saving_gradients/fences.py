@@ -127,31 +127,51 @@ class DataFence(Fence):
         self._reading = reading
         self._buffers = buffers
         self._schedule = schedule
-        self._made_by_copy = set(schedule.recomputed)
+        self._runs = schedule.runs
+        self._newest_run: dict[int, int] = {}
         self._predicate: tf.Tensor | None = None
         self._newest: tf.Tensor | None = None
         self._serving: list[int] = next_backward(schedule.steps)
         self._runtime = _RuntimeValues(reading)
 
     def inputs(self, index: int, op: int, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Ties an entry copy: one that reads nothing recomputed."""
-        graph = self._reading.graph
-        held = self._schedule.kept
-        if any(
-            graph.tensors[t].op in self._made_by_copy and t not in held
-            for t in self._buffers.reads[op]
-        ):
+        """Ties an entry copy: one that reads nothing recomputed.
+
+        Of copies of one op all but the first are also told apart from it, if the run
+        that they belong to begins with them.
+        """
+        if self._follows_copies(index, op):
             return inputs
         predicate = self._predicate_at(index)
-        place = self._place_to_tie(op)
-        if predicate is None or place is None:
-            return inputs
         tied = list(inputs)
-        tied[place] = _select(predicate, inputs[place])
+        for place in () if predicate is None else self._places_to_tie(op):
+            tied[place] = _select(predicate, inputs[place])
         return tied
 
+    def _follows_copies(self, index: int, op: int) -> bool:
+        """Whether data from copies that are tied themselves orders this one."""
+        tensors, held = self._reading.graph.tensors, self._schedule.kept
+        made_by = {tensors[t].op for t in self._buffers.reads[op] if t not in held}
+        if self._runs[op] == 1:
+            return not made_by.isdisjoint(self._runs)
+        run = self._serving[index]
+        return any(self._newest_run.get(maker) == run for maker in made_by)
+
+    def _places_to_tie(self, op: int) -> list[int]:
+        """One operand, but for a call all that it computes with."""
+        graph = self._reading.graph
+        if op not in self._reading.calls:
+            place = self._place_to_tie(op)
+            return [] if place is None else [place]
+        return [
+            place
+            for place, tensor in enumerate(graph.ops[op].inputs)
+            if self._reading.tensors[tensor].dtype.is_floating
+        ]
+
     def copied(self, index: int, copy: tf.Operation) -> None:
-        """Copies need nothing more."""
+        """Remembers for which backward op it was copied."""
+        self._newest_run[self._schedule.steps[index].op] = self._serving[index]
 
     def backward(self, index: int, op: tf.Operation) -> None:
         """Remembers the newest result, which the next segment is tied to."""

@@ -17,7 +17,7 @@ is less. `speed` keeps the least bytes with which nothing heavy is recomputed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -31,6 +31,7 @@ from memory_saving_gradients import (
 )
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.checkpoints import Auto, Checkpoints, Keep, Where
+from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.planners.settled import casts_of_what_rests
@@ -52,11 +53,24 @@ class Inside:
         unknown_dim: What an unknown dimension is taken to be while planning.
         times: How many bodies of this kind are there before the first is
             differentiated.
+        runs: As in `InsidePlan`.
+        stock_runs: As in `InsidePlan`.
+        assumed: As in `InsidePlan`.
+        cost: Measured seconds of ops; None for those of the model.
     """
 
     checkpoints: Checkpoints
     unknown_dim: int
     times: int
+    runs: int = 1
+    stock_runs: int = 1
+    assumed: bool = False
+    cost: Measured | None = None
+
+    @property
+    def replays(self) -> bool:
+        """Whether loops inside a loop are run again, instead of storing for it."""
+        return self.checkpoints != Auto("speed")
 
     def keeps(self, tensor: tf.Tensor) -> bool:
         """Whether the user wants this very tensor to be kept."""
@@ -64,11 +78,15 @@ class Inside:
             return selection.accepts(self.checkpoints.predicate, tensor)
         if isinstance(self.checkpoints, Keep):
             return any(
-                entry is tensor or entry == tensor.name or entry is tensor.op
+                entry is tensor or entry is tensor.op or _names(entry, tensor)
                 for entry in self.checkpoints.tensors
                 if isinstance(entry, str | tf.Operation) or tf.is_symbolic_tensor(entry)
             )
         return False
+
+
+def _names(entry: Any, tensor: tf.Tensor) -> bool:
+    return isinstance(entry, str) and tensor.name in (entry, f"{entry}:0")
 
 
 @dataclass(frozen=True)
@@ -77,21 +95,33 @@ class InsidePlan:
 
     Attributes:
         name: The name of the body.
-        times: How often it counts.
-        stock_bytes: What stock holds for one run of it.
-        kept_bytes: What is held for one run of it now, in excess of its inputs.
+        runs: How often it is run before its gradient is: the iterations of a loop.
+        stock_runs: The same of stock, which does not run loops inside loops again.
+        branches: Of how many branches it is one, of which one is taken.
+        assumed: Whether that number rests on an assumption.
+        stock_bytes: What stock holds for one run.
+        held_bytes: What is held for one run now.
         peak_bytes: The simulated peak of one run of its gradient.
         seconds: Estimated time of the recomputation, for one run.
         recomputed: The names of the ops that are recomputed.
     """
 
     name: str
-    times: int
+    runs: int
+    stock_runs: int
+    branches: int
+    assumed: bool
     stock_bytes: int
-    kept_bytes: int
+    held_bytes: int
     peak_bytes: int
     seconds: float
     recomputed: tuple[str, ...]
+
+    @property
+    def spared_bytes(self) -> int:
+        """By how much less is held than by stock, in all runs together."""
+        now, before = self.runs * self.held_bytes, self.stock_runs * self.stock_bytes
+        return (before - now) // self.branches
 
 
 def recompute_inside(
@@ -113,8 +143,7 @@ def recompute_inside(
     Returns:
         The gradients, and what was done; None if nothing is recomputed.
     """
-    replays = wish.checkpoints != Auto("speed")
-    captures = Captures(graph, body, wish.keeps, wish.unknown_dim, replays)
+    captures = Captures(graph, body, wish.keeps, wish.unknown_dim, wish.replays)
     # Asked here: a scope in which ops are made closes XLA's context.
     in_xla = bool(tf_internals.in_xla(graph)) or _is_for_xla(body)
     with (
@@ -123,6 +152,7 @@ def recompute_inside(
     ):
         seeds, given = _seeds(given)
         results = list(differentiate(given))
+        captures.give_out_reads()
         plan = None
         if captures.originals:
             plan = _settle(wish, captures, created, seeds, results, in_xla)
@@ -169,6 +199,8 @@ def _settle(
         unknown_dim=wish.unknown_dim,
         repeatable=captures.copies,
     )
+    if wish.cost is not None:
+        reading = replace(reading, graph=wish.cost.price(reading.graph).graph)
     starts = {n for n, op in enumerate(reading.ops) if id(op) in _ops_of(seeds)}
     buffers = Buffers(reading.graph, backward_order(reading.graph, starts))
     schedule = _planned(wish, buffers, reading, starts)
@@ -179,15 +211,25 @@ def _settle(
         if id(reading.tensors[t]) in captures.originals
         and reading.graph.tensors[t].op not in redone
     ]
+    before = dict(captures.held)
     for tensor in kept:
         _hold(captures, reading.tensors[tensor])
     _tie(captures.graph, reading, buffers, schedule, in_xla)
     ops = reading.graph.ops
+    read_directly = {id(t) for op in backward for t in op.inputs}
     return InsidePlan(
         name=str(getattr(captures.body, "name", "")),
-        times=wish.times,
-        stock_bytes=sum(buffers.size[t] for t in buffers.residuals),
-        kept_bytes=sum(buffers.size[t] for t in kept),
+        runs=wish.runs,
+        stock_runs=wish.stock_runs,
+        branches=tf_internals_bodies.branches(captures.body),
+        assumed=wish.assumed,
+        stock_bytes=sum(
+            buffers.size[t]
+            for t in buffers.residuals
+            if id(reading.tensors[t]) in captures.originals
+        )
+        + sum(held for t, held in before.items() if t in read_directly),
+        held_bytes=sum(captures.held.values()),
         peak_bytes=simulate(buffers, schedule).peak_bytes,
         seconds=sum(ops[op].seconds for op in redone),
         recomputed=tuple(ops[op].name for op in schedule.recomputed),

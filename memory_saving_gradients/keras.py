@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -29,6 +29,7 @@ from memory_saving_gradients.autodiff import (
 )
 from memory_saving_gradients.errors import MemorySavingGradientsError, shortened
 from memory_saving_gradients.keras_layers import WHERE, Outputs, choose, layers_of_model
+from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.tf_internals import Funnel
 from memory_saving_gradients.wording import sizes_like
@@ -46,12 +47,14 @@ class _Wish:
         checkpoints: What `gradients` takes, if no layers were given.
         paths: The paths of the layers that were given.
         unknown_dim: What an unknown dimension is taken to be while planning.
+        cost: Measured seconds of ops; None for those of the model.
         methods: The model's methods as they were, those set on the object alone.
     """
 
     checkpoints: Any
     paths: list[str]
     unknown_dim: int
+    cost: Measured | None
     methods: dict[str, Any] = field(default_factory=dict)
 
 
@@ -61,7 +64,11 @@ _cloning: dict[str, list[Funnel]] = {}
 
 @tf.autograph.experimental.do_not_convert
 def memory_saving(
-    model: Any, checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM
+    model: Any,
+    checkpoints: Any = "memory",
+    *,
+    unknown_dim: int = UNKNOWN_DIM,
+    cost: Any = None,
 ) -> Any:
     """Makes the training of one Keras model save memory.
 
@@ -84,6 +91,7 @@ def memory_saving(
             or a list of these. None puts everything back.
         unknown_dim: What a dimension that is not known statically is taken to be while
             planning, at least 1: in `fit` that is the size of a batch.
+        cost: Measured seconds of ops, as in `gradients`.
 
     Returns:
         The very model.
@@ -93,6 +101,7 @@ def memory_saving(
         UnknownCheckpointNameError: The model has no such layer.
         CheckpointError: `checkpoints` is nothing that it may be. In `fit`: from
             `checkpoints` no plan can be made.
+        CostError: `cost` holds no measured times.
         MemorySavingGradientsError: Keras does not compute with TensorFlow.
 
     Example:
@@ -105,7 +114,7 @@ def memory_saving(
     package = _package(model)
     wish = None
     if checkpoints is not None:
-        wish = _wish(model, checkpoints, unknown_dim, package)
+        wish = _wish(model, checkpoints, unknown_dim, cost, package)
     _undo(model)
     if wish is not None:
         _apply(model, wish, package)
@@ -148,7 +157,7 @@ def asked_for(
 ) -> tuple[Setting, AbstractContextManager[Any]]:
     """What `checkpoints` means for a model, and where its step has to be traced."""
     package = _package(model)
-    wish = _wish(model, checkpoints, unknown_dim, package, where)
+    wish = _wish(model, checkpoints, unknown_dim, None, package, where)
     keep, outputs = _kept_by(model, wish, package)
     return Setting(keep, unknown_dim), outputs.noted() if outputs else nullcontext()
 
@@ -175,6 +184,7 @@ def _wish(
     model: Any,
     checkpoints: Any,
     unknown_dim: int,
+    cost: Any,
     package: str,
     where: str = "memory_saving",
 ) -> _Wish:
@@ -190,16 +200,17 @@ def _wish(
     elif isinstance(checkpoints, list | tuple | set | frozenset):
         chosen = list(checkpoints)
     if chosen is not None:
-        parse_setting("memory", unknown_dim, where=where)
-        return _Wish(None, choose(chosen, layers), unknown_dim)
-    setting = parse_setting(checkpoints, unknown_dim, where=where)
-    return _Wish(setting.checkpoints, [], unknown_dim)
+        checkpoints = "memory"  # checked with the rest, and not used
+    setting = parse_setting(checkpoints, unknown_dim, cost, where=where)
+    if chosen is not None:
+        return _Wish(None, choose(chosen, layers), unknown_dim, setting.cost)
+    return _Wish(setting.checkpoints, [], unknown_dim, setting.cost)
 
 
 def _apply(model: Any, wish: _Wish, package: str) -> None:
     keep, outputs = _kept_by(model, wish, package)
     plans: list[Plan] = []
-    setting = Setting(keep, wish.unknown_dim, done=_note_plan(plans))
+    setting = Setting(keep, wish.unknown_dim, cost=wish.cost, done=_note_plan(plans))
     for name in ("train_step", "make_train_function"):
         if name in vars(model):
             wish.methods[name] = vars(model)[name]
@@ -271,9 +282,7 @@ def _clone(before: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
         package = _package(clone)
         present = _layers(clone, package)
         if all(path in present for path in wish.paths):
-            _apply(
-                clone, _Wish(wish.checkpoints, wish.paths, wish.unknown_dim), package
-            )
+            _apply(clone, replace(wish, methods={}), package)
     return clone
 
 

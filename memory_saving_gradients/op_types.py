@@ -13,6 +13,7 @@ __all__ = [
     "IDLE_ALIAS_TYPES",
     "INEXPENSIVE_TYPES",
     "IN_PLACE_TYPES",
+    "LOOP_TYPES",
     "MASK_TYPES",
     "PLACEHOLDER_TYPES",
     "REASSOCIATED_TYPES",
@@ -56,6 +57,8 @@ CALL_TYPES = frozenset(
     """Case If PartitionedCall RemoteCall StatefulPartitionedCall StatelessCase
     StatelessIf StatelessWhile SymbolicGradient While XlaLaunch XlaLaunchV2""".split()
 )
+
+LOOP_TYPES = frozenset(("StatelessWhile", "While"))
 
 # Kernels that say `IsExpensive() == false`: the executor runs them at once.
 INEXPENSIVE_TYPES = (

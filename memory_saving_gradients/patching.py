@@ -15,9 +15,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import doors, keras_models, selection, tf_internals
+from memory_saving_gradients import (
+    counting,
+    doors,
+    keras_models,
+    selection,
+    tf_internals,
+)
 from memory_saving_gradients.autodiff import UNKNOWN_DIM, Setting, parse_setting
-from memory_saving_gradients.checkpoints import Auto, Budget
+from memory_saving_gradients.checkpoints import Auto, Budget, SavedPlan
 from memory_saving_gradients.errors import shortened
 from memory_saving_gradients.wording import counted
 
@@ -41,7 +47,9 @@ _retraced: list[str] = []
 
 
 @tf.autograph.experimental.do_not_convert
-def enable(checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM) -> None:
+def enable(
+    checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM, cost: Any = None
+) -> None:
     """Makes every gradient of the process save memory, until `disable()`.
 
     This reaches `tf.GradientTape` in a `tf.function`, `tf.gradients`, the optimizers of
@@ -61,9 +69,11 @@ def enable(checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM) -> No
             warning says so once: libraries take gradients that you do not see.
         unknown_dim: What a dimension that is not known statically (a batch size) is
             taken to be while planning, at least 1.
+        cost: Measured seconds of ops, as in `gradients`.
 
     Raises:
         CheckpointError: `checkpoints` is nothing that it may be.
+        CostError: `cost` holds no measured times.
         TypeError, ValueError: `unknown_dim` is no positive int.
 
     Example:
@@ -72,7 +82,7 @@ def enable(checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM) -> No
         >>> # model.fit(...)
         >>> print(msg.status())  # doctest: +SKIP
     """
-    _set_permanent(parse_setting(checkpoints, unknown_dim, where="enable"))
+    _set_permanent(parse_setting(checkpoints, unknown_dim, cost, where="enable"))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -87,7 +97,7 @@ def disable() -> None:
 @tf.autograph.experimental.do_not_convert
 @contextmanager
 def enabled(
-    checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM
+    checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM, cost: Any = None
 ) -> Iterator[None]:
     """A block in which every gradient of the process saves memory.
 
@@ -97,16 +107,17 @@ def enabled(
     Args:
         checkpoints: As in `enable`.
         unknown_dim: As in `enable`.
+        cost: As in `enable`.
 
     Raises:
-        CheckpointError, TypeError, ValueError: As `enable`.
+        CheckpointError, CostError, TypeError, ValueError: As `enable`.
 
     Example:
         >>> import memory_saving_gradients as msg
         >>> with msg.enabled("speed"):
         ...     pass  # model.fit(...)
     """
-    entry = _Entry(parse_setting(checkpoints, unknown_dim, where="enabled"))
+    entry = _Entry(parse_setting(checkpoints, unknown_dim, cost, where="enabled"))
     with _changing():
         _entries.append(entry)
     try:
@@ -139,7 +150,7 @@ def _changing() -> Iterator[None]:
         yield
         now = _in_force()
         if now is not None and before is None:
-            doors.reset_counts()
+            counting.reset_counts()
         if now is not None:
             _door.open()
         doors.set_process_wide(now)
@@ -162,8 +173,8 @@ def _same(one: Setting | None, other: Setting | None) -> bool:
         return one is other
     # Other kinds hold tensors, of which TensorFlow redefines the comparison.
     return one is other or (
-        isinstance(one.checkpoints, Auto | Budget)
-        and isinstance(other.checkpoints, Auto | Budget)
+        isinstance(one.checkpoints, Auto | Budget | SavedPlan)
+        and isinstance(other.checkpoints, Auto | Budget | SavedPlan)
         and one == other
     )
 
@@ -226,7 +237,7 @@ def status() -> Status:
     """
     with _lock:
         setting = _in_force()
-        counted = doors.counts()
+        counted = counting.counts()
         models = tuple(
             sorted(f"{m.name}: {text}" for m, text in keras_models.settings.items())
         )
@@ -257,7 +268,7 @@ def _routes() -> Iterator[str]:
 
 
 def _notes(
-    setting: Setting | None, counted: doors.Counts, models: bool
+    setting: Setting | None, counted: counting.Counts, models: bool
 ) -> Iterator[str]:
     if setting is None and not models:
         return

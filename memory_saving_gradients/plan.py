@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from os import PathLike
 
+import tensorflow as tf
+
+from memory_saving_gradients.inside import InsidePlan
+from memory_saving_gradients.measured import Coverage
+from memory_saving_gradients.planners import PLANNERS
+from memory_saving_gradients.replay import graph_lines
+from memory_saving_gradients.saved import SavedPlan
 from memory_saving_gradients.schedule import Schedule
 from memory_saving_gradients.simulate import Timeline
 from memory_saving_gradients.tf_read import Reading
@@ -18,10 +26,9 @@ class Plan:
 
     Attributes:
         strategy: The `checkpoints=` argument in words.
-        kept: Names of the kept tensors, in graph order. Given back as a list, they make
-            the same plan again.
+        kept: Names of the kept tensors, in graph order.
         recomputed: Names of the recomputed ops, in graph order; empty if the graph
-            was left as TensorFlow made it.
+            was left as TensorFlow made it. Without those inside `bodies`.
         stock_peak_bytes: Simulated peak of the untouched graph, in bytes above rest:
             activations and gradients, without variables and optimizer slots.
         predicted_peak_bytes: Simulated peak of the rewired graph, likewise.
@@ -36,6 +43,8 @@ class Plan:
         xla: Whether the graph is compiled by XLA, which schedules for itself.
         budget_bytes: What a budget allowed above rest, in bytes; None without one.
         resting_bytes: What a budget in total found to rest, in bytes; else None.
+        replayed: Whether it was saved before, and not searched for.
+        measured: For how many ops `cost` had measured times; None without it.
         stock: The simulated run of the untouched graph: a `simulate.Timeline` with
             `steps` (which op, original or copy), `live_bytes` (for each step, in bytes
             above rest while it runs), `at_peak` (the buffers alive at the peak) and
@@ -48,8 +57,11 @@ class Plan:
             `reading.graph.ops[id]` are plain data (names, bytes, estimated seconds, why
             an op is pinned), `reading.tensors[id]` and `reading.ops[id]` the objects of
             TensorFlow. It keeps the `tf.Graph` alive.
+        bodies: What was done inside loops, branches and called functions, body by body:
+            `name`, `runs` (iterations of a loop), `held_bytes` and `stock_bytes` (for
+            each run, now and in stock), `seconds`, `recomputed`.
 
-    The attributes up to `resting_bytes` are stable. `stock`, `timeline`, `schedule` and
+    The attributes up to `measured` are stable. `stock`, `timeline`, `schedule` and
     `reading` are what the planner worked with, for tools and the curious: their layout
     may change in any release.
     """
@@ -72,6 +84,9 @@ class Plan:
     timeline: Timeline = field(repr=False)
     schedule: Schedule = field(repr=False)
     reading: Reading = field(repr=False, compare=False)
+    bodies: tuple[InsidePlan, ...] = field(default=(), repr=False)
+    replayed: bool = False
+    measured: Coverage | None = None
 
     def summary(self) -> str:
         """The plan as a text of a screenful (see `report`)."""
@@ -79,6 +94,79 @@ class Plan:
         from memory_saving_gradients.report import summary
 
         return summary(self)
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        """Draws live bytes over one step, stock and planned, into a file.
+
+        Both are simulated. The larger kept tensors are marked where they are made; the
+        peaks, and the budget if there is one, are told with their figures.
+
+        Args:
+            path: Of the picture; its suffix says which kind, such as `.png` or `.svg`.
+
+        Raises:
+            ValueError: matplotlib knows no such kind of picture.
+            OSError: The file cannot be written.
+
+        Example:
+            >>> last_plan().plot("step.png")
+        """
+        # Imported late: `picture` stands above this module, and needs matplotlib.
+        from memory_saving_gradients.picture import plot
+
+        plot(self, path)
+
+    def to_json(self) -> str:
+        """The plan as a text to be saved, compared and given back.
+
+        What it promises and keeps stands first, an entry a line, in graph order; last
+        the forward graph that it was made for. Nothing in it depends on the process.
+
+        Returns:
+            JSON that `from_json` reads.
+
+        Example:
+            >>> import pathlib
+            >>> pathlib.Path("step.plan.json").write_text(plan.to_json())
+        """
+        return SavedPlan(
+            strategy=self.strategy,
+            bodies=self.strategy if self.strategy in PLANNERS else "",
+            reason=self.reason,
+            stock_peak_bytes=self.stock_peak_bytes,
+            predicted_peak_bytes=self.predicted_peak_bytes,
+            extra_fraction=self.extra_fraction,
+            budget_bytes=self.budget_bytes,
+            unknown_dim=self.reading.unknown_dim,
+            kept=self.kept,
+            recomputed=self.recomputed,
+            graph=graph_lines(self.reading),
+        ).to_json()
+
+    @staticmethod
+    @tf.autograph.experimental.do_not_convert
+    def from_json(text: str) -> SavedPlan:
+        """A saved plan, to be given as `checkpoints=`.
+
+        In the graph that it was made for it makes the same rewired graph, without a
+        search: the same tensors are kept and the same ops recomputed. Any other graph,
+        or other gradients of it, raise `PlanMismatchError`. (Bodies of loops, branches
+        and called functions are not part of a plan: they plan for themselves.)
+
+        Args:
+            text: What `to_json` returned.
+
+        Returns:
+            The plan, without a graph.
+
+        Raises:
+            CheckpointError: The text is nothing that `to_json` returned.
+
+        Example:
+            >>> saved = Plan.from_json(pathlib.Path("step.plan.json").read_text())
+            >>> gradients(loss, weights, checkpoints=saved)
+        """
+        return SavedPlan.from_json(text)
 
     def __str__(self) -> str:
         return self.summary()

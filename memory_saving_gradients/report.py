@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from memory_saving_gradients.culprit import filler, resting
 from memory_saving_gradients.graph import Pin, Storage
+from memory_saving_gradients.measured import Coverage
 from memory_saving_gradients.plan import Plan
+from memory_saving_gradients.stored import ASSUMED_ITERATIONS
 from memory_saving_gradients.user_code import layers_of, user_line
 from memory_saving_gradients.wording import counted, sizes_like
 
@@ -31,6 +33,7 @@ def summary(plan: Plan) -> str:
         explain(plan),
         _kept(plan),
         _layers(plan),
+        _bodies(plan),
         _peak(plan),
         _pinned(plan),
         _assumptions(plan),
@@ -41,13 +44,14 @@ def summary(plan: Plan) -> str:
 def explain(plan: Plan) -> str:
     """Why recomputation does not help (much) here, or ""."""
     size = _size(plan)
-    if plan.recomputed and _saves_much(
+    if (plan.recomputed or plan.bodies) and _saves_much(
         plan.predicted_peak_bytes, plan.stock_peak_bytes
     ):
         return resting(plan, size, 4.0)
     lines = []
     if plan.reason:
-        lines.append(f"The graph was left as TensorFlow made it: {plan.reason}.")
+        what = "Around these the graph" if plan.bodies else "The graph"
+        lines.append(f"{what} was left as TensorFlow made it: {plan.reason}.")
         if not plan.reading.graph.results:
             return lines[0]
     elif plan.recomputed:
@@ -76,12 +80,12 @@ def _headline(plan: Plan) -> str:
     size = _size(plan)
     share = f" ({100 * new / old:.0f} %)" if old else ""
     lines = [
-        f"Checkpoints: {plan.strategy}",
+        f"Checkpoints: {plan.strategy}{', as saved' if plan.replayed else ''}",
         f"  predicted peak   {size(new)} instead of {size(old)}{share}, "
         "activations and gradients",
         f"  extra work       {100 * plan.extra_fraction:.1f} % of forward + backward",
         f"  kept             {counted(len(plan.kept), 'tensor')}, recomputed "
-        f"{counted(len(plan.recomputed), 'op')}",
+        f"{counted(len(plan.recomputed), 'op')}{_how_often(plan)}",
         f"  planning took    {plan.planning_seconds:.2f} s",
     ]
     if plan.budget_bytes is not None:
@@ -91,12 +95,29 @@ def _headline(plan: Plan) -> str:
         lines.insert(
             1, f"  budget           {size(plan.budget_bytes)} above rest{rest}"
         )
+    if plan.measured is not None:
+        lines.insert(-1, f"  costs            {_measured(plan.measured)}")
     if plan.xla:
         lines.append(
             "  XLA schedules for itself: the figures are those of the executor, and a "
             "guide only."
         )
     return "\n".join(lines)
+
+
+def _how_often(plan: Plan) -> str:
+    runs = plan.schedule.runs
+    most = max(runs.values(), default=1)
+    if most == 1:
+        return ""
+    return f" up to {most} times, {runs.total() / len(runs):.1f} times on average"
+
+
+def _measured(coverage: Coverage) -> str:
+    text = f"measured times for {coverage.named} of {counted(coverage.ops, 'op')}"
+    if 0 < coverage.named < coverage.ops:
+        text += f", {coverage.factor:.3g} of the model's for the rest"
+    return text
 
 
 def _kept(plan: Plan) -> str:
@@ -142,6 +163,32 @@ def _layers(plan: Plan) -> str:
         for name in names[:_LISTED]
     )
     return "\n".join(lines + _rest(len(names)))
+
+
+def _bodies(plan: Plan) -> str:
+    """What loops, branches and called functions hold, and would hold in stock."""
+    size = _size(plan)
+    bodies = sorted(
+        plan.bodies, key=lambda body: (-body.stock_runs * body.stock_bytes, body.name)
+    )
+    if not bodies:
+        return ""
+    lines = ["Inside loops, branches and called functions:"]
+    for body in bodies[:_LISTED]:
+        held = size(body.runs * body.held_bytes)
+        before = size(body.stock_runs * body.stock_bytes)
+        runs = counted(body.stock_runs, "run") + (" (assumed)" if body.assumed else "")
+        lines.append(
+            f"  {body.name[:40]}: {runs} hold {held} instead of {before}, "
+            f"{counted(len(body.recomputed), 'op')} recomputed in each"
+        )
+    lines += _rest(len(bodies))
+    if any(body.assumed for body in bodies):
+        lines.append(
+            "  Where nothing in the graph says how often a loop runs, "
+            f"{ASSUMED_ITERATIONS} is assumed (give it `maximum_iterations`)."
+        )
+    return "\n".join(lines)
 
 
 def _peak(plan: Plan) -> str:

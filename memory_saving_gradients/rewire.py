@@ -14,14 +14,21 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memory_saving_gradients import fences, selection, tf_internals
-from memory_saving_gradients.budgeted import Allowance, allowance, kept_within
-from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints
+from memory_saving_gradients import fences, replay, selection, tf_internals
+from memory_saving_gradients.budgeted import (
+    Allowance,
+    Choice,
+    allowance,
+    chosen_within,
+)
+from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints, SavedPlan
 from memory_saving_gradients.gain import Gain, gain_of
+from memory_saving_gradients.inside import InsidePlan
+from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.plan import Plan, remember
 from memory_saving_gradients.planners import Problem
 from memory_saving_gradients.schedule import (
@@ -31,6 +38,7 @@ from memory_saving_gradients.schedule import (
 )
 from memory_saving_gradients.simulate import Timeline, simulate
 from memory_saving_gradients.study import StockGradient, Study, examine
+from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.tf_write import Rewiring, write
 from memory_saving_gradients.verify import verified
 from memory_saving_gradients.wording import counted, sizes_like
@@ -70,7 +78,12 @@ def _garbage_collection_paused() -> Iterator[None]:
 
 @_garbage_collection_paused()
 def rewire(
-    built: StockGradient, checkpoints: Checkpoints, *, unknown_dim: int, verify: bool
+    built: StockGradient,
+    checkpoints: Checkpoints,
+    *,
+    unknown_dim: int,
+    cost: Measured | None,
+    verify: bool,
 ) -> tuple[list[Any], Rewiring | None, Plan]:
     """Makes the backward pass that was just built recompute instead of hold.
 
@@ -78,6 +91,7 @@ def rewire(
         built: The stock gradient.
         checkpoints: What to keep; a collection has been looked up already.
         unknown_dim: What an unknown dimension is taken to be.
+        cost: Measured seconds of ops; None for those of the model.
         verify: Whether the gradients shall depend on an assertion that every
             recomputed tensor is what it was the first time.
 
@@ -87,7 +101,7 @@ def rewire(
     """
     started = time.perf_counter()
     graph = built.graph
-    study = examine(built, unknown_dim)
+    study = examine(built, unknown_dim, cost)
     decision = _decide(checkpoints, study)
     gradients, rewiring = list(built.gradients), None
     if not decision.reason:
@@ -98,6 +112,7 @@ def rewire(
         if verify:
             gradients = verified(gradients, reading, rewiring, graph)
     plan = _plan(checkpoints, study, decision, time.perf_counter() - started)
+    plan = _with_bodies(plan, built.bodies)
     remember(plan)
     _report(plan)
     return gradients, rewiring, plan
@@ -109,7 +124,7 @@ def plan_of(study: Study, checkpoints: Checkpoints) -> Plan:
     started = time.perf_counter()
     decision = _decide(checkpoints, study)
     elapsed = study.seconds + time.perf_counter() - started
-    return _plan(checkpoints, study, decision, elapsed)
+    return _with_bodies(_plan(checkpoints, study, decision, elapsed), study.bodies)
 
 
 def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
@@ -118,17 +133,27 @@ def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
     buffers = problem.buffers
     stock = problem.stock
     allowed = None
-    if isinstance(checkpoints, Budget):
+    if isinstance(checkpoints, SavedPlan):
+        choice = Choice(replay.kept_as_saved(checkpoints, reading))
+    elif isinstance(checkpoints, Budget):
         allowed = allowance(checkpoints, problem, reading)
-        kept = kept_within(allowed, checkpoints, problem, reading)
+        choice = chosen_within(allowed, checkpoints, problem, reading)
     else:
-        kept = selection.select(checkpoints, problem, reading, study.graph)
+        choice = Choice(selection.select(checkpoints, problem, reading, study.graph))
     schedule = make_schedule(
-        buffers, kept, seeds=study.starts, significant_bytes=stock.peak_bytes // 2000
+        buffers,
+        choice.kept,
+        seeds=study.starts,
+        significant_bytes=stock.peak_bytes // 2000,
+        reruns=choice.reruns,
     )
+    if isinstance(checkpoints, SavedPlan):
+        replay.require_same_work(checkpoints, schedule, reading)
     timeline = simulate(buffers, schedule)
-    extra = sum(reading.graph.ops[op].seconds for op in schedule.recomputed)
-    gain = gain_of(buffers, kept, stock, timeline, extra)
+    extra = _seconds_again(reading, schedule)
+    gain = gain_of(buffers, choice.kept, stock, timeline, extra)
+    if choice.reruns is not None:
+        gain = replace(gain, peak_if_consumed_bytes=timeline.peak_bytes)
     reason = _reason_for_stock(checkpoints, problem, schedule, gain, allowed)
     if reason:
         steps = tuple(Step(op) for op in buffers.backward)
@@ -140,8 +165,14 @@ def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
             peak_if_consumed_bytes=gain.stock_if_consumed_bytes,
             extra_fraction=0.0,
         )
-    chosen = len(kept - problem.forced)
+    chosen = len(choice.kept - problem.forced)
     return _Decision(schedule, timeline, stock, gain, reason, chosen, allowed)
+
+
+def _seconds_again(reading: Reading, schedule: Schedule) -> float:
+    """The estimated time of all copies."""
+    ops = reading.graph.ops
+    return sum(ops[op].seconds * count for op, count in schedule.runs.items())
 
 
 def _reason_for_stock(
@@ -154,6 +185,8 @@ def _reason_for_stock(
     """Why the graph is left as it is, or "". What the user selects is obeyed."""
     if not problem.buffers.graph.results:
         return "none of the `xs` reaches the `ys`, so that every gradient is None"
+    if isinstance(checkpoints, SavedPlan):
+        return checkpoints.reason
     if allowed is not None and problem.stock_peak_bytes <= allowed.bytes:
         return "stock's own peak is within the budget"
     if schedule.recomputed:
@@ -174,9 +207,12 @@ def _plan(
     ops = reading.graph.ops
     tensors = reading.graph.tensors
     schedule = decision.schedule
-    extra = sum(ops[op].seconds for op in schedule.recomputed)
+    extra = _seconds_again(reading, schedule)
+    saved = checkpoints if isinstance(checkpoints, SavedPlan) else None
+    strategy = selection.describe(checkpoints, decision.chosen)
+    budget = decision.allowed.bytes if decision.allowed else None
     return Plan(
-        strategy=selection.describe(checkpoints, decision.chosen),
+        strategy=saved.strategy if saved else strategy,
         kept=tuple(
             tensors[t].name
             for t in sorted(schedule.kept)
@@ -192,12 +228,33 @@ def _plan(
         planning_seconds=elapsed,
         reason=decision.reason,
         xla=study.xla,
-        budget_bytes=decision.allowed.bytes if decision.allowed else None,
+        budget_bytes=saved.budget_bytes if saved else budget,
         resting_bytes=decision.allowed.resting_bytes if decision.allowed else None,
         stock=decision.stock,
         timeline=decision.timeline,
         schedule=schedule,
+        measured=study.coverage,
         reading=reading,
+        replayed=saved is not None,
+    )
+
+
+def _with_bodies(plan: Plan, bodies: Sequence[InsidePlan]) -> Plan:
+    """The plan with what loops, branches and calls spare, and with what that costs.
+
+    What they hold now is in the graph that was simulated. What stock holds more is held
+    at the end of the forward pass.
+    """
+    spared = sum(body.spared_bytes for body in bodies)
+    seconds = sum(body.stock_runs * body.seconds / body.branches for body in bodies)
+    return replace(
+        plan,
+        stock_peak_bytes=plan.stock_peak_bytes + max(spared, 0),
+        stock_peak_if_consumed_bytes=plan.stock_peak_if_consumed_bytes + max(spared, 0),
+        extra_seconds=plan.extra_seconds + seconds,
+        extra_fraction=plan.extra_fraction
+        + (seconds / (plan.stock.seconds + 3 * seconds) if seconds else 0.0),
+        bodies=tuple(bodies),
     )
 
 
@@ -209,7 +266,7 @@ def _report(plan: Plan) -> None:
     _log.info(
         "%s: peak %s instead of %s, %.0f %% more work, %s recomputed%s; "
         "planned in %.1f s%s",
-        plan.strategy,
+        f"{plan.strategy}, as saved" if plan.replayed else plan.strategy,
         size(plan.predicted_peak_bytes),
         size(plan.stock_peak_bytes),
         100 * plan.extra_fraction,

@@ -18,7 +18,8 @@ The algorithm:
 2. `copy_slots`: walking the forward ops backwards, an op is recomputed if one of its
    outputs is read in the backward pass and not kept, and its copy runs just before the
    first step that needs it. On a chain this is exactly recomputation by segments; on
-   other graphs it needs no segments.
+   other graphs it needs no segments. (A planner may say otherwise, `reruns`, if ops
+   shall run more than twice: then a step reads the newest copy made before it.)
 3. `make_schedule`: steps in order; each step that touches a buffer worth the name waits
    for the one before it on the same device, even if it reads from it (Grappler moves
    data edges). A copy waits, too, for gradients that come from another device, and
@@ -34,7 +35,8 @@ before it. A U-Net's peak wandered between 82 and 110 MiB that way.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from memory_saving_gradients.buffers import Buffers
@@ -44,6 +46,7 @@ __all__ = [
     "NEVER",
     "Schedule",
     "Step",
+    "copies_by_slot",
     "copy_slots",
     "lay_out",
     "make_schedule",
@@ -82,9 +85,14 @@ class Schedule:
     kept: frozenset[int]
 
     @property
+    def runs(self) -> Counter[int]:
+        """For each copied op how often it is copied."""
+        return Counter(step.op for step in self.steps if step.copy)
+
+    @property
     def recomputed(self) -> tuple[int, ...]:
         """The ids of the copied ops, in graph order."""
-        return tuple(sorted({step.op for step in self.steps if step.copy}))
+        return tuple(sorted(self.runs))
 
 
 def copy_slots(buffers: Buffers, kept: Set[int]) -> list[int]:
@@ -115,15 +123,23 @@ def copy_slots(buffers: Buffers, kept: Set[int]) -> list[int]:
     return slots
 
 
-def lay_out(buffers: Buffers, slots: list[int]) -> tuple[Step, ...]:
-    """The steps in order: each slot's copies in forward order, then its backward op."""
-    copies: dict[int, list[int]] = {}
+def copies_by_slot(slots: Sequence[int]) -> dict[int, list[int]]:
+    """For each slot the positions whose copies run before it, ascending."""
+    found: dict[int, list[int]] = {}
     for position, slot in enumerate(slots):
         if slot < NEVER:
-            copies.setdefault(slot, []).append(buffers.forward[position])
+            found.setdefault(slot, []).append(position)
+    return found
+
+
+def lay_out(buffers: Buffers, reruns: Mapping[int, Sequence[int]]) -> tuple[Step, ...]:
+    """The steps in order: each slot's copies in forward order, then its backward op."""
     steps: list[Step] = []
     for slot, op in enumerate(buffers.backward):
-        steps.extend(Step(copied, copy=True) for copied in copies.get(slot, ()))
+        steps.extend(
+            Step(buffers.forward[position], copy=True)
+            for position in reruns.get(slot, ())
+        )
         steps.append(Step(op))
     return tuple(steps)
 
@@ -134,6 +150,7 @@ def make_schedule(
     *,
     seeds: Set[int] = frozenset(),
     significant_bytes: int = 0,
+    reruns: Mapping[int, Sequence[int]] | None = None,
 ) -> Schedule:
     """Lays out the backward pass for a selection and ties it down.
 
@@ -143,14 +160,18 @@ def make_schedule(
         seeds: Ids of the backward ops that everything starts from.
         significant_bytes: Steps that touch no buffer of this size run when they
             like: their order moves no peak, and a tie costs time.
+        reruns: For each slot the positions whose ops are copied before it, ascending,
+            where an op is to be copied more than once (see `planners.nested`); None
+            for what `copy_slots` says.
 
     Returns:
         The schedule, with `kept` cut down to what the backward pass reads.
     """
     kept = kept | buffers.endless
-    slots = copy_slots(buffers, kept)
-    steps = lay_out(buffers, slots)
-    redone = {buffers.forward[p] for p, slot in enumerate(slots) if slot < NEVER}
+    if reruns is None:
+        reruns = copies_by_slot(copy_slots(buffers, kept))
+    steps = lay_out(buffers, reruns)
+    redone = {buffers.forward[p] for run in reruns.values() for p in run}
     needed = _needed_tensors(buffers, redone)
     held = frozenset(
         t for t in needed if t in kept or buffers.graph.tensors[t].op not in redone

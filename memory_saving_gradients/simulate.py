@@ -12,7 +12,8 @@ to planners that change one tensor at a time, and tests hold the two against eac
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass
 
 from memory_saving_gradients.buffers import Buffers
@@ -87,21 +88,7 @@ def simulate_stock(buffers: Buffers) -> Timeline:
 def _walk(buffers: Buffers, steps: tuple[Step, ...], held: Set[int]) -> Timeline:
     graph = buffers.graph
     count = len(graph.tensors)
-    copied = {step.op for step in steps if step.copy}
-
-    def instances(step: Step, tensors: Sequence[int]) -> list[int]:
-        """Buffer instances: a tensor's id, shifted by `count` for its copy."""
-        late = step.copy or step.op >= graph.forward_count
-        return [
-            t + count if late and t not in held and graph.tensors[t].op in copied else t
-            for t in tensors
-        ]
-
-    reads = [instances(step, buffers.reads[step.op]) for step in steps]
-    makes = [
-        [t + count if step.copy else t for t in buffers.makes[step.op]]
-        for step in steps
-    ]
+    reads, makes = _instances(buffers, steps, held)
     last: dict[int, int] = {}
     for index, read in enumerate(reads):
         last.update(dict.fromkeys(read, index))
@@ -135,3 +122,26 @@ def _walk(buffers: Buffers, steps: tuple[Step, ...], held: Set[int]) -> Timeline
         alive.sort(key=lambda a: (-buffers.size[a.tensor], a.tensor, a.copy))
     seconds = sum(graph.ops[step.op].seconds for step in steps)
     return Timeline(steps, tuple(during), tuple(alive), seconds)
+
+
+def _instances(
+    buffers: Buffers, steps: tuple[Step, ...], held: Set[int]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """For each step the buffer instances that it reads and that it makes.
+
+    An instance is a tensor's id; that of its nth copy is shifted by n times the number
+    of tensors. A step reads the newest copy made before it, but of what is held the
+    original.
+    """
+    count = len(buffers.graph.tensors)
+    newest: dict[int, int] = {}
+    runs: Counter[int] = Counter()
+    reads, makes = [], []
+    for step in steps:
+        reads.append([newest.get(t, t) for t in buffers.reads[step.op]])
+        runs[step.op] += step.copy
+        made = [t + runs[step.op] * count for t in buffers.makes[step.op]]
+        makes.append(made)
+        if step.copy:
+            newest.update((i % count, i) for i in made if i % count not in held)
+    return reads, makes

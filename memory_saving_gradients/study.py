@@ -7,14 +7,17 @@ than a table, starts from here.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import tf_internals
+from memory_saving_gradients import selection, tf_internals
 from memory_saving_gradients.buffers import Buffers
+from memory_saving_gradients.inside import InsidePlan
+from memory_saving_gradients.measured import Coverage, Measured
 from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.planners import Problem
 from memory_saving_gradients.planners.settled import casts_of_what_rests, masks_of_draws
@@ -35,6 +38,7 @@ class StockGradient:
         created: The ops that it created, in order of creation.
         foreign: Ops that other threads created meanwhile in the midst of these: read,
             but never changed.
+        bodies: What was done inside loops, branches and called functions.
     """
 
     graph: tf.Graph
@@ -43,6 +47,7 @@ class StockGradient:
     gradients: Sequence[Any]
     created: Sequence[tf.Operation]
     foreign: Sequence[tf.Operation] = ()
+    bodies: Sequence[InsidePlan] = ()
 
     @property
     def tensor_seeds(self) -> list[tf.Tensor]:
@@ -61,6 +66,8 @@ class Study:
         starts: Ids of the ops that backpropagation starts from.
         xla: Whether the graph is compiled by XLA.
         seconds: How long reading took.
+        coverage: For how many ops times were measured, if any were given.
+        bodies: What was done inside loops, branches and called functions.
     """
 
     graph: tf.Graph
@@ -69,14 +76,19 @@ class Study:
     starts: set[int]
     xla: bool
     seconds: float
+    coverage: Coverage | None = None
+    bodies: Sequence[InsidePlan] = ()
 
 
-def examine(built: StockGradient, unknown_dim: int) -> Study:
+def examine(
+    built: StockGradient, unknown_dim: int, cost: Measured | None = None
+) -> Study:
     """Reads a gradient and states the problem.
 
     Args:
         built: The stock gradient.
         unknown_dim: What an unknown dimension is taken to be.
+        cost: Measured seconds of ops; None for those of the model.
     """
     started = time.perf_counter()
     seeds = built.tensor_seeds
@@ -89,6 +101,9 @@ def examine(built: StockGradient, unknown_dim: int) -> Study:
         unknown_dim=unknown_dim,
         foreign=built.foreign,
     )
+    coverage = None
+    if cost is not None:
+        reading, coverage = _priced(reading, cost)
     seed_ops = {id(seed.op) for seed in seeds}
     starts = {n for n, op in enumerate(reading.ops) if id(op) in seed_ops}
     buffers = Buffers(reading.graph, backward_order(reading.graph, starts))
@@ -100,6 +115,19 @@ def examine(built: StockGradient, unknown_dim: int) -> Study:
         # redone 291 (of 1263).
         barred |= reading.draws()
     problem = Problem(buffers, barred=barred)
-    problem = problem.forcing(masks_of_draws(problem))
+    problem = problem.forcing(masks_of_draws(problem) | reading.settled())
     elapsed = time.perf_counter() - started
-    return Study(built.graph, reading, problem, starts, xla, elapsed)
+    return Study(
+        built.graph, reading, problem, starts, xla, elapsed, coverage, built.bodies
+    )
+
+
+def _priced(reading: Reading, cost: Measured) -> tuple[Reading, Coverage]:
+    """The reading with measured times; a warning if there is none for it."""
+    priced = cost.price(reading.graph)
+    if not priced.coverage.named and priced.coverage.ops:
+        warnings.warn(
+            f"`memory_saving_gradients`: {cost.complaint(reading.graph.ops)}",
+            stacklevel=selection.level_of_caller(),
+        )
+    return replace(reading, graph=priced.graph), priced.coverage

@@ -46,11 +46,13 @@ class GradientTape(tf_internals.StockTape):
         checkpoints: What to keep, as in `memory_saving_gradients.gradients`.
         unknown_dim: What a dimension that is not known statically (a batch size) is
             taken to be while planning, at least 1.
+        cost: Measured seconds of ops, as in `memory_saving_gradients.gradients`.
         verify: Whether to compare, at run time, each recomputed tensor with the
             original and fail if a bit differs. Costs all the memory that was saved.
 
     Raises:
         CheckpointError: `checkpoints` is nothing that it may be.
+        CostError: `cost` holds no measured times.
         TypeError, ValueError: `unknown_dim` is no positive int.
 
     Example:
@@ -72,11 +74,12 @@ class GradientTape(tf_internals.StockTape):
         checkpoints: Any = "memory",
         *,
         unknown_dim: int = UNKNOWN_DIM,
+        cost: Any = None,
         verify: bool = False,
     ) -> None:
         self._newest_plan: Plan | None = None
         self._setting: Setting | None = parse_setting(
-            checkpoints, unknown_dim, verify, where="GradientTape"
+            checkpoints, unknown_dim, cost, verify, where="GradientTape"
         )
         self._inside = ExitStack()
         super().__init__(persistent, watch_accessed_variables)

@@ -32,7 +32,9 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals, tf_internals_bodies
+from memory_saving_gradients.calls import handed_on, reads_to_give_out
 from memory_saving_gradients.pins import pin_of
+from memory_saving_gradients.stored import bytes_of
 
 __all__ = ["Captures"]
 
@@ -59,6 +61,8 @@ class Captures:
             stores for its gradient is then there for one of its runs at a time.
         originals: For the `id` of each tensor of a copy the tensor of the body.
         copies: The `id`s of all copies.
+        held: For the `id` of each tensor that was captured as stock would the bytes
+            that are held for it, once an iteration: 0 if it is there anyway.
         inside: The `id`s of all ops of the gradient body that were made in order to
             answer it: copies and what captures consist of.
     """
@@ -70,6 +74,7 @@ class Captures:
     replays_loops: bool
     originals: dict[int, tf.Tensor] = field(default_factory=dict)
     copies: set[int] = field(default_factory=set)
+    held: dict[int, int] = field(default_factory=dict)
     inside: set[int] = field(default_factory=set)
     _here: dict[int, tf.Tensor] = field(default_factory=dict)
     _invariant: set[int] = field(default_factory=set)
@@ -95,6 +100,7 @@ class Captures:
         self._stock = stock
         if tensor.graph is not self.body:
             return stock(tensor, name)
+        tensor = handed_on(tensor)
         pending = [tensor]
         while pending:
             current = pending[-1]
@@ -104,7 +110,8 @@ class Captures:
                 self._here[id(current)] = self.as_stock(current)
                 pending.pop()
             else:
-                missing = [t for t in current.op.inputs if id(t) not in self._here]
+                inputs = [handed_on(t) for t in current.op.inputs]
+                missing = [t for t in inputs if id(t) not in self._here]
                 if missing:
                     pending.extend(reversed(missing))
                 else:
@@ -124,7 +131,17 @@ class Captures:
                 found = self._stock(tensor, tensor.op.name)
         self.inside.update(map(id, made))
         self.inside.add(id(found.op))
+        self.held[id(found)] = self._held_bytes(tensor)
         return found
+
+    def give_out_reads(self) -> None:
+        """Has a called function give out all that its twin needs (see `calls`)."""
+        if not self._ends:
+            return
+        results = self.body.outputs[: len(self._ends)]
+        for tensor in reads_to_give_out(self.body, results):
+            if id(tensor) not in self._here:
+                self._here[id(tensor)] = self.as_stock(tensor)
 
     def create(
         self,
@@ -147,7 +164,10 @@ class Captures:
             or tf_internals.in_xla(self.graph)
         ):
             return stock(op_type, inputs, dtypes, *args, **kwargs)
-        known = vars(self.body).setdefault(_SHAPES, {})
+        # Not `vars`: of a branch the graph is a weak proxy, which has none.
+        if not hasattr(self.body, _SHAPES):
+            setattr(self.body, _SHAPES, {})
+        known = getattr(self.body, _SHAPES)
         key = (op_type, *map(id, inputs), *map(repr, dtypes or ()))
         if key not in known:
             known[key] = tf_internals_bodies.create_op_in(
@@ -157,7 +177,7 @@ class Captures:
 
     def _copy(self, op: tf.Operation) -> None:
         name = tf_internals.unique_name(self.graph, f"recompute/{op.name}")
-        inputs = [self._here[id(t)] for t in op.inputs]
+        inputs = [self._here[id(handed_on(t))] for t in op.inputs]
         with tf_internals.creation_scope(self.graph):
             copy = tf_internals.copy_op(self.graph, op, name, inputs, same_graph=False)
         self.inside.add(id(copy))
@@ -178,6 +198,12 @@ class Captures:
         if id(tensor) in self._ends or pin_of(op) is not None:
             return False
         return not (self._is_small(tensor) or self.keeps(tensor))
+
+    def _held_bytes(self, tensor: tf.Tensor) -> int:
+        is_given = id(tensor) in self._invariant or id(tensor) in self._ends
+        if is_given or tensor.op.type in ("ReadVariableOp", "Const"):
+            return 0
+        return self._bytes(tensor)
 
     def _is_same_always(self, tensor: tf.Tensor) -> bool:
         """Whether a loop reads a variable that stays as it is.
@@ -210,9 +236,4 @@ class Captures:
         return False
 
     def _bytes(self, tensor: tf.Tensor) -> int:
-        if tensor.shape.rank is None:
-            return 0
-        count = tensor.dtype.size or 8
-        for size in tensor.shape.as_list():
-            count *= self.unknown_dim if size is None else size
-        return int(count)
+        return bytes_of(tensor, self.unknown_dim)

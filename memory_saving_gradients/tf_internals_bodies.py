@@ -24,19 +24,22 @@ from memory_saving_gradients.tf_internals import (
 __all__ = [
     "DELAYED_PAIRS",
     "TAPE_PAIRS",
-    "Reassigned",
     "bodies_of",
+    "branches",
     "capture_result",
     "captures_through",
     "copy_functional",
     "copy_whole",
     "create_op_in",
     "empty_graph",
+    "exported",
+    "graphs_inside",
+    "graphs_of_loop",
     "is_loop_body",
     "is_read_only",
     "loop_of",
     "made_for_xla",
-    "reads_outside",
+    "no_recording",
 ]
 
 # A called function remembers the pair of functions for its forward and backward pass.
@@ -73,8 +76,15 @@ _CONDITION = "_forward_cond_graph"
 _bind("tensorflow.python.ops.while_v2", "_WhileBodyGradFuncGraph", "_capture_helper")
 _tensor_id = _bind("tensorflow.python.framework.ops", "tensor_id")
 
+# Calls of ours are nothing that tapes should differentiate.
+no_recording = _bind("tensorflow.python.eager.record", "stop_recording")
+
 # What tells TensorFlow's shape inference what a list is a list of.
 _copy_handle_data = _bind("tensorflow.python.ops.handle_data_util", "copy_handle_data")
+
+_CONTROL_FLOW = frozenset(
+    "Case If StatelessCase StatelessIf StatelessWhile While".split()
+)
 
 # The attributes that say what an op runs.
 _FUNCTIONS = {"StatelessWhile": ("cond", "body")}
@@ -132,6 +142,33 @@ def captures_through(
 def loop_of(body: tf.Graph) -> tf.Operation | None:
     """The `While` whose gradient is being built, by its body."""
     return getattr(body, "_while", None)
+
+
+def branches(body: tf.Graph) -> int:
+    """Of how many branches the body is one; 1 if it is that of a loop or call."""
+    op = getattr(body, "_forward_cond", None)
+    return 1 if op is None else max(len(bodies_of(op)), 1)
+
+
+def graphs_of_loop(loop: tf.Operation) -> tuple[tf.Graph | None, tf.Graph | None]:
+    """The condition and the body of a loop, as far as Python knows them."""
+    return getattr(loop, "_cond_graph", None), getattr(loop, "_body_graph", None)
+
+
+def exported(op: tf.Operation) -> list[tuple[int, tf.Tensor]]:
+    """What lists and optionals among the outputs of a loop or branch hold.
+
+    Returns:
+        Numbers of outputs, each with a tensor of a body: what one iteration appends.
+    """
+    found = []
+    for body in bodies_of(op) if op.type in _CONTROL_FLOW else ():
+        for number, output in enumerate(body.outputs[: len(op.outputs)]):
+            if output.op.type == "TensorListPushBack":
+                found.append((number, output.op.inputs[1]))
+            elif output.op.type == "OptionalFromValue":
+                found.append((number, output.op.inputs[0]))
+    return found
 
 
 def is_read_only(body: tf.Graph, handle: tf.Tensor) -> bool:
@@ -231,6 +268,19 @@ def bodies_of(op: tf.Operation) -> list[tf.Graph]:
     return [graph for graph in found if graph is not None]
 
 
+def graphs_inside(graph: tf.Graph) -> list[tf.Graph]:
+    """The bodies of all loops, branches and calls in a graph, and those in these."""
+    found: dict[int, tf.Graph] = {}
+    pending = [graph]
+    while pending:
+        for op in pending.pop().get_operations():
+            for body in bodies_of(op):
+                if id(body) not in found:
+                    found[id(body)] = body
+                    pending.append(body)
+    return list(found.values())
+
+
 def create_op_in(
     graph: tf.Graph,
     op_type: str,
@@ -254,79 +304,3 @@ def create_op_in(
 def is_loop_body(graph: tf.Graph) -> bool:
     """Whether `graph` is the body of a `While`."""
     return isinstance(graph, _while_body)
-
-
-class Reassigned(Exception):
-    """A loop changes a variable that it reads."""
-
-
-_READERS = frozenset(
-    """ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp
-    VariableShape""".split()
-)
-
-
-def _outside(graph: tf.Graph, tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor around a body that one of the body stands for."""
-    for external, internal in graph.captures:
-        if internal is tensor:
-            return external
-    return tensor
-
-
-@contextlib.contextmanager
-def reads_outside(
-    graph: tf.Graph, outside: tf.Graph, reads: dict[int, tf.Operation]
-) -> Iterator[None]:
-    """Has a body take the values of variables from the graph around it.
-
-    So its loop has no state, if it has no other, and may be run twice.
-
-    Args:
-        graph: The body, which is being built.
-        outside: Where variables are read.
-        reads: The reads so far, by the `id` of the variable's handle. One dictionary
-            for all bodies of a loop.
-
-    Raises:
-        Reassigned: The body changes a variable that it reads.
-    """
-    stock_create, stock_capture = graph._create_op_internal, graph.capture
-    changed: set[int] = set()
-    taking_in = False
-
-    def capture(tensor: tf.Tensor, *args: Any, **kw: Any) -> tf.Tensor:
-        # A handle that is captured stays, though only its variable's value is wanted.
-        if tensor.dtype == tf.resource and not taking_in:
-            return tensor
-        return stock_capture(tensor, *args, **kw)
-
-    def create(op_type: str, inputs: Sequence[tf.Tensor], *args: Any, **kw: Any) -> Any:
-        nonlocal taking_in
-        handles = {id(_outside(graph, t)) for t in inputs if t.dtype == tf.resource}
-        is_inner = getattr(inputs[0], "graph", None) is graph if inputs else True
-        if op_type not in _READERS:
-            changed.update(handles)
-        elif op_type == "ReadVariableOp" and not is_inner:
-            (handle,) = handles
-            if handle not in reads and handle not in changed:
-                with outside.as_default():
-                    reads[handle] = outside._create_op_internal(
-                        op_type, inputs, *args, **kw
-                    )
-        if not changed.isdisjoint(reads):
-            raise Reassigned
-        if op_type == "ReadVariableOp" and not handles.isdisjoint(reads):
-            return reads[handles.pop()]
-        taking_in = True
-        try:
-            return stock_create(op_type, inputs, *args, **kw)
-        finally:
-            taking_in = False
-
-    graph._create_op_internal, graph.capture = create, capture
-    try:
-        yield
-    finally:
-        del graph.capture
-        del graph._create_op_internal

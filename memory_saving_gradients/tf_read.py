@@ -11,7 +11,6 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 import tensorflow as tf
-from toposort import toposort_flatten
 
 from memory_saving_gradients import (
     control_flow_v1,
@@ -19,8 +18,10 @@ from memory_saving_gradients import (
     op_types,
     replicas,
     resources,
-    tf_internals,
+    stored,
 )
+from memory_saving_gradients.ancestry import ancestors, in_order, used
+from memory_saving_gradients.calls import Call, call_of
 from memory_saving_gradients.graph import (
     OpNode,
     Pin,
@@ -47,6 +48,7 @@ class Reading:
         tensors: For each tensor id the `tf.Tensor`.
         unknown_dim: The assumption for unknown dimensions that sizes rest on.
         foreign: The `id`s of backward ops that are not this thread's to change.
+        calls: For the id of each op that calls a known function what it gives out.
     """
 
     graph: TrainingGraph
@@ -54,7 +56,19 @@ class Reading:
     tensors: list[tf.Tensor]
     unknown_dim: int
     foreign: frozenset[int] = frozenset()
+    calls: dict[int, Call] = field(default_factory=dict)
     _ids: dict[int, int] = field(default_factory=dict, repr=False)
+
+    def settled(self) -> frozenset[int]:
+        """Ids of outputs of calls that no twin of the function can compute."""
+        return frozenset(
+            self.graph.ops[op].outputs[place]
+            for op, call in self.calls.items()
+            for place in range(len(call.op.outputs))
+            if place not in call.computed
+            and place not in call.resting
+            and place not in call.handed_on
+        )
 
     def draws(self) -> frozenset[int]:
         """Ids of stateless random draws and of masks made of nothing else.
@@ -112,9 +126,9 @@ def read(
         The training graph: the created ops that will run, and every op that a target
         or one of these depends on.
     """
-    backward = _used([*created, *foreign], results)
-    forward = _in_order(_ancestors(backward, targets))
-    reader = _Reader(forward, _in_order(backward), unknown_dim, created, foreign)
+    backward = used([*created, *foreign], results)
+    forward = in_order(ancestors(backward, targets))
+    reader = _Reader(forward, in_order(backward), unknown_dim, created, foreign)
     reader.repeatable = repeatable
     return reader.reading(targets, results, seeds)
 
@@ -142,6 +156,14 @@ class _Reader:
             math.prod(shape) * _item_bytes(tensor.dtype)
             for tensor, shape in zip(self._tensors, self._shapes, strict=True)
         ]
+        for op in forward:
+            for number, held in stored.side_outputs(op, unknown_dim).items():
+                self._sizes[self._ids[id(op.outputs[number])]] = held
+        self._calls = {
+            number: call
+            for number, call in enumerate(map(call_of, forward))
+            if call is not None
+        }
         self._foreign = frozenset(map(id, foreign))
         if foreign:
             self._sizes = replicas.sizes_here(self._sizes, self._tensors, created)
@@ -183,7 +205,13 @@ class _Reader:
             tuple(self._assumed),
         )
         return Reading(
-            graph, self._ops, self._tensors, self._unknown_dim, self._foreign, self._ids
+            graph,
+            self._ops,
+            self._tensors,
+            self._unknown_dim,
+            self._foreign,
+            self._calls,
+            self._ids,
         )
 
     def _op_node(self, op: tf.Operation, number: int) -> OpNode:
@@ -206,6 +234,9 @@ class _Reader:
         waits_for = [*op.control_inputs, *self._frames.get(id(op), ())]
         waits_for += self._users_before.get(id(op), ())
         free = op.type in _FREE_TYPES
+        seconds, heavy = cost.seconds(signature), cost.is_heavy(signature)
+        if number in self._calls:
+            seconds, heavy = _cost_of_body(self._calls[number].body, self._unknown_dim)
         return OpNode(
             id=number,
             name=op.name,
@@ -221,9 +252,9 @@ class _Reader:
             ),
             seconds=0.0
             if free or self._does_nothing(op.type, inputs, outputs)
-            else cost.seconds(signature),
-            heavy=cost.is_heavy(signature),
-            pin=self._pin(op),
+            else seconds,
+            heavy=heavy,
+            pin=self._pin(op, number),
             in_place=op.type in op_types.IN_PLACE_TYPES,
             inexpensive=_is_inexpensive(op),
             metadata_only=op.type in op_types.SHAPE_TYPES
@@ -232,8 +263,9 @@ class _Reader:
             free_order=id(op) not in self._unorderable,
         )
 
-    def _pin(self, op: tf.Operation) -> Pin | None:
-        if id(op) in self.repeatable:
+    def _pin(self, op: tf.Operation, number: int) -> Pin | None:
+        is_twin = number in self._calls and self._calls[number].computed
+        if id(op) in self.repeatable or is_twin:
             return None
         return pin_of(op) or (Pin.FOREIGN if id(op) in self._pinned else None)
 
@@ -251,6 +283,11 @@ class _Reader:
         """Where output number `index` of an op lives."""
         if node.type in op_types.RESTING_TYPES:
             return Storage.RESTING, None
+        if node.id in self._calls:
+            call = self._calls[node.id]
+            if index in call.handed_on:
+                return Storage.ALIAS, node.inputs[call.handed_on[index]]
+            return (Storage.RESTING if index in call.resting else Storage.OWN), None
         if node.pin is None and node.inputs:
             if node.type in op_types.ALIAS_TYPES:
                 place = index if node.type == "IdentityN" else 0
@@ -260,73 +297,10 @@ class _Reader:
         return Storage.OWN, None
 
 
-def _used(
-    created: Sequence[tf.Operation], results: Sequence[tf.Tensor]
-) -> list[tf.Operation]:
-    """The created ops that will run: those with state and those that a result needs.
-
-    Autodiff also differentiates with respect to constants, such as the 0.5 in a gelu;
-    nobody reads these gradients and TensorFlow prunes them before it runs a graph.
-    """
-    candidates = set(map(id, created))
-    stack = [tensor.op for tensor in results]
-    stack.extend(op for op in created if tf_internals.is_stateful(op))
-    found: set[int] = set()
-    while stack:
-        op = stack.pop()
-        if id(op) in candidates and id(op) not in found:
-            found.add(id(op))
-            stack.extend(tensor.op for tensor in op.inputs)
-            stack.extend(op.control_inputs)
-    return [op for op in created if id(op) in found]
-
-
-def _ancestors(
-    created: Sequence[tf.Operation], targets: Sequence[tf.Tensor]
-) -> list[tf.Operation]:
-    """The ops that existed before and that a target or a created op depends on."""
-    backward = set(map(id, created))
-    found: dict[int, tf.Operation] = {}
-    stack = [tensor.op for tensor in targets]
-    for op in created:
-        stack.extend(tensor.op for tensor in op.inputs)
-        stack.extend(op.control_inputs)
-    while stack:
-        op = stack.pop()
-        if id(op) in found or id(op) in backward:
-            continue
-        found[id(op)] = op
-        stack.extend(tensor.op for tensor in op.inputs)
-        stack.extend(op.control_inputs)
-    return list(found.values())
-
-
-def _in_order(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """Ops in the order of their creation, or sorted topologically where that is none.
-
-    Edges that go back (a v1 loop's `NextIteration`) are left out of the order. An op
-    reads a later one, too, where an earlier call of this library rewired it.
-    """
-    ordered = sorted(ops, key=tf_internals.creation_index)
-    places = {id(op): place for place, op in enumerate(ordered)}
-    frames = control_flow_v1.frames(ordered)
-    before: dict[int, set[int]] = {}
-    straight = True
-    for place, op in enumerate(ordered):
-        if op.type in ("Merge", "RefMerge"):
-            before[place] = {
-                places[id(t.op)]
-                for t in op.inputs
-                if id(t.op) in places and t.op.type not in op_types.BACK_EDGE_TYPES
-            }
-            continue
-        needed = [t.op for t in op.inputs]
-        needed += [*op.control_inputs, *frames.get(id(op), ())]
-        before[place] = {places[id(o)] for o in needed if id(o) in places}
-        straight = straight and all(other < place for other in before[place])
-    if straight:
-        return ordered
-    return [ordered[place] for place in toposort_flatten(before, sort=True)]
+def _cost_of_body(body: tf.Graph, unknown_dim: int) -> tuple[float, bool]:
+    """Seconds of one run of a function, and whether there is anything heavy in it."""
+    ops = read((), body.outputs, (), unknown_dim=unknown_dim).graph.ops
+    return sum(op.seconds for op in ops), any(op.heavy for op in ops)
 
 
 def _item_bytes(dtype: tf.DType) -> int:

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import fences, tf_internals
 from memory_saving_gradients.buffers import Buffers
+from memory_saving_gradients.calls import Call
 from memory_saving_gradients.graph import Storage
 from memory_saving_gradients.schedule import Schedule
 from memory_saving_gradients.tf_read import Reading
@@ -34,11 +35,18 @@ class Rewiring:
 
     Attributes:
         edges: (op, input index, original tensor) of each redirected edge.
-        copies: For each recomputed op id its copy.
+        copies: For each copy the id of the recomputed op, and its outputs, each with
+            what stands for it; in order.
     """
 
     edges: list[tuple[tf.Operation, int, tf.Tensor]] = field(default_factory=list)
-    copies: dict[int, tf.Operation] = field(default_factory=dict)
+    copies: list[tuple[int, list[tuple[tf.Tensor, tf.Tensor]]]] = field(
+        default_factory=list
+    )
+
+    def in_graph_order(self) -> list[tuple[int, list[tuple[tf.Tensor, tf.Tensor]]]]:
+        """`copies` in the order of the originals."""
+        return sorted(self.copies, key=lambda copied: copied[0])
 
 
 def write(
@@ -94,20 +102,37 @@ class _Writer:
         self._redone = set(schedule.recomputed)
         self._stale: dict[int, bool] = {}
         self._new: dict[int, tf.Tensor] = {}
+        # For each buffer that was recomputed the aliases that were made of its copy.
+        self._aliases: dict[int, list[int]] = {}
 
     def copy(self, op: int, index: int, fence: fences.Fence) -> None:
         """Makes the copy of a forward op."""
         original = self._reading.ops[op]
         inputs = [self._current(t) for t in self._reading.graph.ops[op].inputs]
         inputs = fence.inputs(index, op, inputs)
-        made = self._copied(original, inputs)
-        fence.copied(index, made)
-        self.done.copies[op] = made
-        for tensor, output in zip(
-            self._reading.graph.ops[op].outputs, made.outputs, strict=True
-        ):
+        outputs = self._reading.graph.ops[op].outputs
+        if op in self._reading.calls:
+            call = self._reading.calls[op]
+            wanted = sorted(n for n in call.computed if outputs[n] not in self._held)
+            made = self._replayed(call, inputs, wanted)
+            outputs = tuple(outputs[n] for n in wanted)
+        else:
+            made = self._copied(original, inputs).outputs
+        fence.copied(index, made[0].op)
+        originals = [self._reading.tensors[t] for t in outputs]
+        self.done.copies.append((op, list(zip(originals, made, strict=True))))
+        for tensor, output in zip(outputs, made, strict=True):
             if tensor not in self._held:
                 self._new[tensor] = output
+                for alias in self._aliases.pop(tensor, ()):  # of an earlier copy
+                    self._new.pop(alias, None)
+
+    def _replayed(
+        self, call: Call, inputs: list[tf.Tensor], wanted: list[int]
+    ) -> list[tf.Tensor]:
+        # A scope that ends in a slash is the very one, wherever we are.
+        with tf.name_scope("recompute/"):
+            return call.replayed(self._tf_graph, inputs, wanted)
 
     def redirect(self, op: int) -> None:
         """Makes a backward op read copies where there are any."""
@@ -153,6 +178,15 @@ class _Writer:
             if node.storage is not Storage.ALIAS:
                 raise AssertionError(f"{node.name} is read before it is recomputed")
             alias = graph.ops[node.op]
+            if node.op in self._reading.calls:
+                assert node.source is not None
+                if self._is_stale(node.source) and node.source not in self._new:
+                    pending.append(node.source)
+                    continue
+                known = self._reading.tensors[node.source]
+                self._new[number] = self._new.get(node.source, known)
+                pending.pop()
+                continue
             missing = [
                 t for t in alias.inputs if self._is_stale(t) and t not in self._new
             ]
@@ -162,5 +196,8 @@ class _Writer:
             inputs = [self._new.get(t, self._reading.tensors[t]) for t in alias.inputs]
             made = self._copied(self._reading.ops[node.op], inputs)
             self._new.update(zip(alias.outputs, made.outputs, strict=True))
+            for output in alias.outputs:
+                for owner in self._buffers.behind(output):
+                    self._aliases.setdefault(owner, []).append(output)
             pending.pop()
         return self._new.get(tensor, self._reading.tensors[tensor])

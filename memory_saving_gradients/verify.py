@@ -66,9 +66,9 @@ def verified(
 
 def _guard_readers(reading: Reading, rewiring: Rewiring) -> None:
     """Makes the readers of a copy whose shape may differ wait until it does not."""
-    for number in sorted(rewiring.copies):
-        original, copy = reading.ops[number], rewiring.copies[number]
-        for first, second in zip(original.outputs, copy.outputs, strict=True):
+    for number, outputs in rewiring.in_graph_order():
+        original = reading.ops[number]
+        for first, second in outputs:
             readers = second.consumers()
             if first.shape.is_fully_defined() or not readers:
                 continue
@@ -95,10 +95,9 @@ def _assertion(reading: Reading, rewiring: Rewiring) -> tf.Operation:
     values: list[tf.Tensor] = []
     shapes: list[tf.Tensor] = []
     told: list[str] = []
-    for number in sorted(rewiring.copies):
+    for number, outputs in rewiring.in_graph_order():
         original = reading.ops[number]
-        copy = rewiring.copies[number]
-        for first, second in zip(original.outputs, copy.outputs, strict=True):
+        for first, second in outputs:
             values.append(_same_values(first, second))
             shapes.append(_same_shape(first, second))
             told.append(_described(original, first))

@@ -159,6 +159,19 @@ def test_what_cannot_be_done_names_the_least_and_what_sets_it():
     assert planned(msg.Budget(least)).predicted_peak_bytes <= least
 
 
+def test_below_what_single_recomputation_needs_ops_run_several_times():
+    floor = planned("memory").predicted_peak_bytes
+    plan = planned(msg.Budget(floor * 9 // 10))
+    assert plan.predicted_peak_bytes <= floor * 9 // 10
+    assert max(plan.schedule.runs.values()) > 1
+    assert plan.extra_seconds == pytest.approx(
+        sum(
+            plan.reading.graph.ops[op].seconds * times
+            for op, times in plan.schedule.runs.items()
+        )
+    )
+
+
 def test_summary_tells_the_budget():
     plan = planned("40%")
     assert "Checkpoints: a budget of 40 % of stock's peak" in plan.summary()

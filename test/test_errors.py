@@ -11,6 +11,8 @@ from memory_saving_gradients import errors
     ("error", "builtin"),
     [
         (errors.CheckpointError, ValueError),
+        (errors.CostError, ValueError),
+        (errors.PlanMismatchError, ValueError),
         (errors.UnknownCheckpointNameError, LookupError),
         (errors.EagerExecutionError, RuntimeError),
         (errors.VerificationUnavailableError, NotImplementedError),

@@ -16,7 +16,7 @@ from saving_helpers import python
 from tf_helpers import assert_close, assert_same_bits, fixed
 
 import memory_saving_gradients as msg
-from memory_saving_gradients import doors
+from memory_saving_gradients import counting
 from memory_saving_gradients import keras as our_keras
 
 pytestmark = [
@@ -91,7 +91,7 @@ def fitted(model: Any, rows: int = 16, width: int = 8) -> Any:
 
 
 def rewired() -> int:
-    return sum(doors.counts().rewired.values())
+    return sum(counting.counts().rewired.values())
 
 
 # -- training --------------------------------------------------------------------------

@@ -61,6 +61,7 @@ def test_what_the_statistics_do_not_see_is_traced(package, compiled, caplog):
     assert caplog.text.count("the allocator's statistics have no peak of /cpu:0") == 1
 
 
+@pytest.mark.slow
 @PACKAGES
 @pytest.mark.parametrize("steps", [1, 2])
 def test_training_is_what_it_is_without(package, steps):
@@ -172,6 +173,7 @@ def on_two_cpus():
         assert DEPTH * UNIT / 2 <= history[f"peak_bytes{name}"][0] <= 4 * DEPTH * UNIT
 
 
+@pytest.mark.slow
 def test_logical_cpus_are_told_apart():
     running = python("import test_mem_util_callback as t; t.on_two_cpus()")
     _, said = running.communicate(timeout=240)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tensorflow as tf
 from mem_util_fixtures import (
@@ -197,6 +199,22 @@ def test_op_seconds_prefers_kernels_to_launches():
     seconds = mem_util.op_seconds(read_run_metadata(gpu_metadata()))
     assert seconds["conv_0"] == pytest.approx(8e-6)
     assert seconds["feed"] == pytest.approx(5e-6)
+
+
+def test_costs_leave_out_what_was_too_short_for_the_clock(tmp_path):
+    traced = read_run_metadata(chain_metadata(3))
+    spans = [
+        replace(s, end_ns=s.start_ns) if s.op == "op_1" else s for s in traced.spans
+    ]
+    path = tmp_path / "costs.json"
+    mem_util.write_costs(path, replace(traced, spans=spans))
+    text = path.read_text("utf-8")
+    assert [line.partition(":")[0] for line in text.splitlines()] == [
+        "{",
+        ' "op_0"',
+        ' "op_2"',
+        "}",
+    ]
 
 
 def test_timeline_of_nothing_is_an_error_and_no_silence():

@@ -37,6 +37,7 @@ SHELL_SCRIPTS = (
 )
 PYTHON_SCRIPTS = (
     "bench_first_step.py",
+    "bench_bodies.py",
     "bench_models.py",
     "bench_peers.py",
     "bench_planners.py",
@@ -114,6 +115,7 @@ BAD_ARGUMENTS = {
         "--modes memmory",
         "nonsense",
     ],
+    "bench_bodies.py": ["nonsense"],
     "compare_depths.py": ["--batch 0", "--blocks 0", "--depths x", "--rounds 0"],
     "plot_prediction.py": ["--runs 0", "--scale nan", "--modes list", "nonsense"],
     "draw_schedules.py": ["--layers 1"],
