@@ -21,7 +21,7 @@ from memory_saving_gradients.wording import columns, percent, sizes_like
 
 __all__ = ["Compared", "Comparison", "compare"]
 
-_TRIED = 16
+_TRIED = 64
 """So many sizes of segments are tried of the literature's strategies."""
 
 

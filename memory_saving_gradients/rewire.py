@@ -124,7 +124,7 @@ def plan_of(study: Study, checkpoints: Checkpoints) -> Plan:
     started = time.perf_counter()
     decision = _decide(checkpoints, study)
     elapsed = study.seconds + time.perf_counter() - started
-    return _plan(checkpoints, study, decision, elapsed)
+    return _with_bodies(_plan(checkpoints, study, decision, elapsed), study.bodies)
 
 
 def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:

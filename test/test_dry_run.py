@@ -88,6 +88,34 @@ def test_the_plan_of_a_function_is_that_of_its_gradient(
     assert msg.last_plan().kept == dry.kept
 
 
+def test_what_loops_spare_inside_is_in_the_plan_as_in_training(
+    weights: list[tf.Variable],
+):
+    def loss(x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(
+            tf.while_loop(
+                lambda n, _: n < 6,
+                lambda n, y: (n + 1, tf.tanh(tf.nn.softplus(y @ weights[0]))),
+                [0, dense_layers(x, weights)],
+                maximum_iterations=6,
+            )[1]
+        )
+
+    dry = msg.plan(loss, SPEC)
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with msg.GradientTape() as tape:
+            y = loss(x)
+        return tape.gradient(y, weights)
+
+    step.get_concrete_function(SPEC)
+    real = msg.last_plan()
+    assert dry.stock_peak_bytes == real.stock_peak_bytes
+    assert dry.predicted_peak_bytes == real.predicted_peak_bytes
+    assert dry.extra_seconds == pytest.approx(real.extra_seconds)
+
+
 def test_a_model_is_as_it_was():
     untouched = network()
     before = untouched.get_weights()
