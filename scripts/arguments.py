@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["count", "counts", "names_of", "positive", "refuse_unknown"]
+__all__ = ["count", "counts", "modes_of", "names_of", "positive", "refuse_unknown"]
 
 
 def count(least: int = 1, most: int | None = None) -> Callable[[str], int]:
@@ -55,6 +55,29 @@ def names_of(known: tuple[str, ...]) -> Callable[[str], list[str]]:
             raise argparse.ArgumentTypeError(
                 f"{words!r} is not a list of some of {', '.join(known)}"
             )
+        return names
+
+    return parsed
+
+
+def modes_of(known: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """The same, with budgets such as `40%` among them."""
+
+    def parsed(words: str) -> list[str]:
+        names = [word for word in words.split(",") if word]
+        budgets = [name for name in names if name[0].isdigit()]
+        rest = [name for name in names if name not in budgets]
+        if budgets:
+            # Imports TensorFlow, which those who ask for help need not wait for.
+            from memory_saving_gradients import Budget, CheckpointError
+
+            try:
+                for name in budgets:
+                    Budget(name)
+            except CheckpointError as error:
+                raise argparse.ArgumentTypeError(str(error)) from None
+        if rest or not budgets:
+            names_of(known)(",".join(rest))
         return names
 
     return parsed

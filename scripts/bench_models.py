@@ -21,6 +21,7 @@ Besides models:
 Examples:
   bench_models.py                                everything, in about half an hour
   bench_models.py resnet62 unet --modes memory   two models, one mode
+  bench_models.py transformer --modes 70%,50%    two budgets
   bench_models.py mlp --jit --out mlp.json       compiled by XLA, figures to a file
   bench_models.py chains --threads 1,4
 """
@@ -43,7 +44,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arguments import count, counts, names_of, positive, refuse_unknown
+from arguments import count, counts, modes_of, names_of, positive, refuse_unknown
 from bench_tables import Row, sentence, show
 from tables import say
 
@@ -75,8 +76,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     option(
         "--modes",
         ["memory", "speed"],
-        names_of(MODES[:2]),
-        "modes to compare with stock",
+        modes_of(MODES[:2]),
+        "modes to compare with stock, or budgets such as 40%%",
     )
     option("--pairs", 7, count(), "pairs of timed steps")
     option("--runs", 10, count(), "runs of which the worst peak counts")
