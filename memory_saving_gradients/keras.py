@@ -194,7 +194,13 @@ def _apply(model: Any, wish: _Wish, package: str) -> None:
         outputs = Outputs({path: layers[path] for path in wish.paths})
         keep = outputs.in_graph
     line = Line(model)
-    setting = Setting(keep, wish.unknown_dim, cost=wish.cost, done=line.note)
+    setting = Setting(
+        keep,
+        wish.unknown_dim,
+        cost=wish.cost,
+        done=line.note,
+        where="memory_saving",
+    )
     for name in _METHODS:
         if name in vars(model):
             wish.methods[name] = vars(model)[name]
