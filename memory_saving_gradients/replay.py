@@ -77,7 +77,8 @@ def kept_as_saved(saved: SavedPlan, reading: Reading) -> frozenset[int]:
     if unknown:
         raise PlanMismatchError(
             f"{place()}: the saved plan keeps what is not in its own graph: "
-            f"{shortened(unknown)}. It was edited by hand: save it anew, or give the names as a list."
+            f"{shortened(unknown)}. It was edited by hand: save it anew, or give "
+            "the names as a list."
         )
     return frozenset(ids[name] for name in saved.kept)
 
@@ -128,7 +129,8 @@ def require_same_work(saved: SavedPlan, schedule: Schedule, reading: Reading) ->
     ]
     raise PlanMismatchError(
         f"{place()}: the saved plan was made for other gradients of this forward "
-        f"pass: with its tensors kept, what is recomputed is {' and '.join(differences) or 'in other order'}. "
+        f"pass: with its tensors kept, what is recomputed is "
+        f"{' and '.join(differences) or 'in other order'}. "
         "Differentiate the same `ys` with respect to the same `xs`, and do not edit "
         f"what is kept by hand. {_WHAT_TO_DO}"
     )
