@@ -7,12 +7,14 @@ forward pass instead of holding it.
 
 from memory_saving_gradients import tf_required as _tf_required  # noqa: F401
 from memory_saving_gradients.budget import Budget
+from memory_saving_gradients.comparison import Compared, Comparison, compare
 from memory_saving_gradients.differentiate import (
     gradients,
     gradients_collection,
     gradients_memory,
     gradients_speed,
 )
+from memory_saving_gradients.dry_run import plan
 from memory_saving_gradients.errors import (
     BudgetError,
     CheckpointError,
@@ -26,7 +28,13 @@ from memory_saving_gradients.errors import (
     VerificationUnavailableError,
 )
 from memory_saving_gradients.keras import memory_saving
+from memory_saving_gradients.largest_batch import (
+    FittingBatch,
+    FittingBatches,
+    max_batch_size,
+)
 from memory_saving_gradients.loops import while_loop
+from memory_saving_gradients.pareto_front import Pareto, ParetoPoint, pareto
 from memory_saving_gradients.patching import (
     Status,
     disable,
@@ -44,11 +52,17 @@ __all__ = [
     "Budget",
     "BudgetError",
     "CheckpointError",
+    "Compared",
+    "Comparison",
     "CostError",
     "EagerExecutionError",
+    "FittingBatch",
+    "FittingBatches",
     "GradientTape",
     "IllegalGraphError",
     "MemorySavingGradientsError",
+    "Pareto",
+    "ParetoPoint",
     "Plan",
     "PlanMismatchError",
     "SavedPlan",
@@ -57,6 +71,7 @@ __all__ = [
     "UnsupportedTensorFlowError",
     "VerificationUnavailableError",
     "__version__",
+    "compare",
     "disable",
     "enable",
     "enabled",
@@ -65,7 +80,10 @@ __all__ = [
     "gradients_memory",
     "gradients_speed",
     "last_plan",
+    "max_batch_size",
     "memory_saving",
+    "pareto",
+    "plan",
     "status",
     "while_loop",
 ]

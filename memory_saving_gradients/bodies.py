@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ from memory_saving_gradients.trip_counts import iterations
 __all__ = [
     "Within",
     "differentiate_body",
+    "is_anything_remembered",
     "pair_of_this_setting",
     "tape_pairs_of_this_setting",
     "within",
@@ -47,6 +49,7 @@ _ASSUMED_BODIES = 4
 
 # The attribute of a called function that holds its pairs for each setting.
 _PAIRS = "_memory_saving_gradients_pairs"
+_holders: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @dataclass
@@ -225,6 +228,11 @@ class _Same:
         return id(self.value)
 
 
+def is_anything_remembered() -> bool:
+    """Whether a function is alive that remembers what was made under a setting."""
+    return len(_holders) > 0
+
+
 def pair_of_this_setting(
     process_wide: Setting | None,
     before: Callable[..., Any],
@@ -258,6 +266,7 @@ def _swap(holder: Any, names: Sequence[str], token: Any) -> None:
             return
         remembered = {None: [getattr(holder, name) for name in names]}
         setattr(holder, _PAIRS, remembered)
+        _holders.add(holder)
     for name, value in zip(
         names, remembered.setdefault(token, [{} for _ in names]), strict=True
     ):

@@ -84,6 +84,11 @@ class Budget:
         """Whether what rests has no part in it."""
         return self.bytes is not None
 
+    @property
+    def is_share(self) -> bool:
+        """Whether it is a share of stock's peak."""
+        return self.bytes is not None and _parsed(self.bytes)[1] is not None
+
     def allowed(self, stock_peak_bytes: int) -> int:
         """The limit above rest, if given so; shares are of `stock_peak_bytes`."""
         assert self.bytes is not None

@@ -20,15 +20,18 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import bodies, tf_internals, tf_internals_bodies
+from memory_saving_gradients import (
+    bodies,
+    counting,
+    tf_internals,
+    tf_internals_bodies,
+)
 from memory_saving_gradients.autodiff import (
     Outcome,
     Setting,
@@ -40,28 +43,12 @@ from memory_saving_gradients.errors import CheckpointError
 from memory_saving_gradients.selection import plain_variable
 
 __all__ = [
-    "Counts",
     "Door",
-    "counts",
     "handle",
     "hold_open",
-    "reset_counts",
     "set_process_wide",
     "use",
 ]
-
-
-@dataclass
-class Counts:
-    """What came to the doors while a setting held.
-
-    Attributes:
-        rewired: Gradients that recompute, by route.
-        stock: Gradients left as they were, by reason.
-    """
-
-    rewired: Counter[str] = field(default_factory=Counter)
-    stock: Counter[str] = field(default_factory=Counter)
 
 
 TAPE = "tf.GradientTape"
@@ -76,8 +63,6 @@ _lock = threading.RLock()
 _holders = 0
 _rewired: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
 _process_wide: Setting | None = None
-_counts = Counts()
-_warned: set[str] = set()
 
 
 class _Here(threading.local):
@@ -154,7 +139,6 @@ class Door:
                 _holders += 1
             tf_internals.TAPES.wrap(_through_tapes)
             tf_internals.GRAPHS.wrap(_through_graphs)
-            # These stay: functions go on to remember what was made for them.
             tf_internals_bodies.DELAYED_PAIRS.wrap(_delayed_pairs)
             tf_internals_bodies.TAPE_PAIRS.wrap(_tape_pairs)
 
@@ -169,20 +153,9 @@ class Door:
                 tf_internals.TAPES.unwrap()
                 if not _rewired:
                     tf_internals.GRAPHS.unwrap()
-
-
-def counts() -> Counts:
-    """What happened since `reset_counts`."""
-    with _lock:
-        return Counts(Counter(_counts.rewired), Counter(_counts.stock))
-
-
-def reset_counts() -> None:
-    """Starts counting and warning anew."""
-    global _counts
-    with _lock:
-        _counts = Counts()
-        _warned.clear()
+                if not bodies.is_anything_remembered():
+                    tf_internals_bodies.DELAYED_PAIRS.unwrap()
+                    tf_internals_bodies.TAPE_PAIRS.unwrap()
 
 
 def _inside(setting: Setting | None, graph: tf.Graph | None = None) -> bodies.Within:
@@ -229,10 +202,10 @@ def handle(
         if outcome.rewiring is not None:
             _rewired.add(tf.compat.v1.get_default_graph())
             tf_internals.GRAPHS.wrap(_through_graphs)
-        if outcome.rewiring is not None or outcome.plan.bodies:
-            _counts.rewired[route] += 1
-        else:
-            _counts.stock[outcome.plan.reason] += 1
+    if outcome.rewiring is not None or outcome.plan.bodies:
+        counting.rewired(route)
+    else:
+        counting.left_alone(outcome.plan.reason)
     if setting.done is not None:
         setting.done(outcome)
     return outcome
@@ -300,18 +273,13 @@ def _setting_for(targets: Sequence[Any]) -> Setting | None:
     if setting is None or _here.busy:
         return None
     if tf.executing_eagerly():
-        _left_alone(EAGER)
+        counting.left_alone(EAGER)
         return None
     graph = tf.compat.v1.get_default_graph()
     if not any(getattr(target, "graph", None) is graph for target in targets):
-        _left_alone(ELSEWHERE)
+        counting.left_alone(ELSEWHERE)
         return None
     return setting
-
-
-def _left_alone(reason: str) -> None:
-    with _lock:
-        _counts.stock[reason] += 1
 
 
 def _handle_or_stock(
@@ -338,11 +306,7 @@ def _handle_or_stock(
         return handle(setting, targets, given, differentiate, route).gradients
     except CheckpointError as error:
         reason = str(error)
-        _left_alone(reason)
-        with _lock:
-            first = reason not in _warned
-            _warned.add(reason)
-        if first:
+        if counting.left_alone(reason):
             warnings.warn(
                 f"`memory_saving_gradients.enable`: a gradient stays stock. {reason}",
                 stacklevel=2,

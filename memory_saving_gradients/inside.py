@@ -78,11 +78,15 @@ class Inside:
             return selection.accepts(self.checkpoints.predicate, tensor)
         if isinstance(self.checkpoints, Keep):
             return any(
-                entry is tensor or entry == tensor.name or entry is tensor.op
+                entry is tensor or entry is tensor.op or _names(entry, tensor)
                 for entry in self.checkpoints.tensors
                 if isinstance(entry, str | tf.Operation) or tf.is_symbolic_tensor(entry)
             )
         return False
+
+
+def _names(entry: Any, tensor: tf.Tensor) -> bool:
+    return isinstance(entry, str) and tensor.name in (entry, f"{entry}:0")
 
 
 @dataclass(frozen=True)

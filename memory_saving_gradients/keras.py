@@ -13,7 +13,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.tf_internals import Funnel
 
-__all__ = ["memory_saving"]
+__all__ = ["asked_for", "memory_saving", "plain_train_step"]
 
 _METHODS = ("train_step", "make_train_function", "fit")
 """What is replaced on the object."""
@@ -161,8 +161,41 @@ def _layer_class(package: str) -> Any:
     return importlib.import_module(package).layers.Layer
 
 
+def asked_for(
+    model: Any, checkpoints: Any, unknown_dim: int, where: str
+) -> tuple[Setting, AbstractContextManager[Any]]:
+    """What `checkpoints` means for a model, and where its step has to be traced."""
+    package = _package(model)
+    wish = _wish(model, checkpoints, unknown_dim, None, package, where)
+    keep, outputs = _kept_by(model, wish, package)
+    return Setting(keep, unknown_dim), outputs.noted() if outputs else nullcontext()
+
+
+def plain_train_step(model: Any) -> Callable[..., Any]:
+    """The model's training step without the setting that the model may have."""
+    wish = _wishes.get(model)
+    if wish is None:
+        return model.train_step
+    own = wish.methods.get("train_step")
+    return own or functools.partial(type(model).train_step, model)
+
+
+def _kept_by(model: Any, wish: _Wish, package: str) -> tuple[Any, Outputs | None]:
+    """What to keep; if it is layers' outputs, who notes them, too."""
+    if not wish.paths:
+        return wish.checkpoints, None
+    layers = _layers(model, package)
+    outputs = Outputs({path: layers[path] for path in wish.paths})
+    return outputs.in_graph, outputs
+
+
 def _wish(
-    model: Any, checkpoints: Any, unknown_dim: int, cost: Any, package: str
+    model: Any,
+    checkpoints: Any,
+    unknown_dim: int,
+    cost: Any,
+    package: str,
+    where: str = "memory_saving",
 ) -> _Wish:
     """Tells layers from everything else that `checkpoints` may be."""
     layer_class = _layer_class(package)
@@ -178,7 +211,7 @@ def _wish(
         chosen = list(checkpoints)
     if chosen is not None:
         checkpoints = "memory"  # checked with the rest, and not used
-    setting = parse_setting(checkpoints, unknown_dim, cost, where="memory_saving")
+    setting = parse_setting(checkpoints, unknown_dim, cost, where=where)
     if chosen is not None:
         return _Wish(
             None, choose(chosen, model, layer_class), unknown_dim, setting.cost
@@ -187,12 +220,7 @@ def _wish(
 
 
 def _apply(model: Any, wish: _Wish, package: str) -> None:
-    outputs = None
-    keep = wish.checkpoints
-    if wish.paths:
-        layers = _layers(model, package)
-        outputs = Outputs({path: layers[path] for path in wish.paths})
-        keep = outputs.in_graph
+    keep, outputs = _kept_by(model, wish, package)
     line = Line(model)
     setting = Setting(
         keep,

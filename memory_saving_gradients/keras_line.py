@@ -112,7 +112,7 @@ class Line:
                 if measured
                 else "no peak that the allocator's statistics show"
             )
-            + (f"; left as it was: {plan.reason}" if plan.reason else "")
+            + (f"; left as it was: {plan.reason}" if plan.is_stock else "")
         )
 
     def _tell(self, line: str) -> None:

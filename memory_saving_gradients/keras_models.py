@@ -21,6 +21,7 @@ import tensorflow as tf
 __all__ = [
     "PACKAGES",
     "backend",
+    "is_model",
     "live_models",
     "names",
     "retrace",
@@ -39,6 +40,12 @@ def backend(package: str) -> str:
     module = sys.modules.get(package)
     name = getattr(getattr(module, "backend", None), "backend", None)
     return str(name()) if callable(name) else ""
+
+
+def is_model(thing: Any) -> bool:
+    """Whether something is a Keras model, of whatever backend."""
+    classes = (getattr(sys.modules.get(name), "Model", ()) for name in PACKAGES)
+    return any(isinstance(thing, found) for found in classes)
 
 
 def live_models() -> list[Any]:

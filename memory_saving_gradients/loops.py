@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import tf_internals_bodies
+from memory_saving_gradients import tf_internals_reads
 
 __all__ = ["while_loop"]
 
@@ -125,7 +125,7 @@ def while_loop(
     try:
         loop = _SplitLoop(cond, body, loop_vars, every, keywords)
         results = loop.build()
-    except tf_internals_bodies.Reassigned:
+    except tf_internals_reads.Reassigned:
         return stock()
     return results if back_prop else _stopped(results)
 
@@ -218,7 +218,7 @@ class _SplitLoop:
     @contextmanager
     def _reading_outside(self) -> Iterator[None]:
         here = tf.compat.v1.get_default_graph()
-        with tf_internals_bodies.reads_outside(here, self._graph, self._reads):
+        with tf_internals_reads.reads_outside(here, self._graph, self._reads):
             yield
 
 

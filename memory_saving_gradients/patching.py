@@ -16,7 +16,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import doors, keras_models, selection, tf_internals
+from memory_saving_gradients import (
+    counting,
+    doors,
+    keras_models,
+    selection,
+    tf_internals,
+)
 from memory_saving_gradients.autodiff import UNKNOWN_DIM, Setting, parse_setting
 from memory_saving_gradients.checkpoints import Auto, Budget, Keep, SavedPlan
 from memory_saving_gradients.errors import CheckpointError, shortened
@@ -156,7 +162,7 @@ def _changing() -> Iterator[None]:
         yield
         now = _in_force()
         if now is not None and before is None:
-            doors.reset_counts()
+            counting.reset_counts()
         if now is not None:
             _door.open()
         doors.set_process_wide(now)
@@ -243,7 +249,7 @@ def status() -> Status:
     """
     with _lock:
         setting = _in_force()
-        counted = doors.counts()
+        counted = counting.counts()
         models = tuple(_models())
         return Status(
             enabled="" if setting is None else _described(setting),
@@ -279,7 +285,7 @@ def _routes() -> Iterator[str]:
 
 
 def _notes(
-    setting: Setting | None, counted: doors.Counts, models: bool
+    setting: Setting | None, counted: counting.Counts, models: bool
 ) -> Iterator[str]:
     if setting is None and not models:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from os import PathLike
 
 import tensorflow as tf
 
@@ -38,7 +39,7 @@ class Plan:
         extra_seconds: Estimated time of the recomputation in one step, in seconds.
         extra_fraction: The same as a fraction of the forward and backward work.
         planning_seconds: How long reading, planning and rewriting took, in seconds.
-        reason: Why the graph was left as it was, or "".
+        reason: Why the graph, but for `bodies`, was left as it was, or "".
         xla: Whether the graph is compiled by XLA, which schedules for itself.
         budget_bytes: What a budget allowed above rest, in bytes; None without one.
         resting_bytes: What a budget in total found to rest, in bytes; else None.
@@ -87,12 +88,44 @@ class Plan:
     replayed: bool = False
     measured: Coverage | None = None
 
+    @property
+    def is_stock(self) -> bool:
+        """Whether nothing is recomputed, neither in the graph nor inside `bodies`."""
+        return bool(self.reason) and not self.bodies
+
+    @property
+    def recomputed_count(self) -> int:
+        """How many ops are recomputed, those inside `bodies` included."""
+        inside = sum(len(body.recomputed) for body in self.bodies)
+        return len(self.recomputed) + inside
+
     def summary(self) -> str:
         """The plan as a text of a screenful (see `report`)."""
         # Imported late: `report` stands above this module.
         from memory_saving_gradients.report import summary
 
         return summary(self)
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        """Draws live bytes over one step, stock and planned, into a file.
+
+        Both are simulated. The larger kept tensors are marked where they are made; the
+        peaks, and the budget if there is one, are told with their figures.
+
+        Args:
+            path: Of the picture; its suffix says which kind, such as `.png` or `.svg`.
+
+        Raises:
+            ValueError: matplotlib knows no such kind of picture.
+            OSError: The file cannot be written.
+
+        Example:
+            >>> last_plan().plot("step.png")
+        """
+        # Imported late: `picture` stands above this module, and needs matplotlib.
+        from memory_saving_gradients.picture import plot
+
+        plot(self, path)
 
     def to_json(self) -> str:
         """The plan as a text to be saved, compared and given back.

@@ -124,7 +124,7 @@ def plan_of(study: Study, checkpoints: Checkpoints) -> Plan:
     started = time.perf_counter()
     decision = _decide(checkpoints, study)
     elapsed = study.seconds + time.perf_counter() - started
-    return _plan(checkpoints, study, decision, elapsed)
+    return _with_bodies(_plan(checkpoints, study, decision, elapsed), study.bodies)
 
 
 def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
@@ -187,12 +187,12 @@ def _reason_for_stock(
         return "none of the `xs` reaches the `ys`, so that every gradient is None"
     if isinstance(checkpoints, SavedPlan):
         return checkpoints.reason
+    if allowed is not None and problem.stock_peak_bytes <= allowed.bytes:
+        return "stock's own peak is within the budget"
     if schedule.recomputed:
         return gain.reason_against() if isinstance(checkpoints, Auto) else ""
     if allowed is not None:
-        # Even without recomputation the enforced order may be what keeps to it.
-        fits = problem.stock_peak_bytes <= allowed.bytes
-        return "stock's own peak is within the budget" if fits else ""
+        return ""  # the enforced order may be what keeps to the budget
     if not problem.candidates:
         return "there is nothing that could be recomputed to save memory"
     if isinstance(checkpoints, Auto):
@@ -260,7 +260,7 @@ def _with_bodies(plan: Plan, bodies: Sequence[InsidePlan]) -> Plan:
 
 def _report(plan: Plan) -> None:
     """One INFO line a call."""
-    note = f" (left as it was: {plan.reason})" if plan.reason else ""
+    note = f" (left as it was: {plan.reason})" if plan.is_stock else ""
     slow = plan.planning_seconds > _SLOW_PLANNING_SECONDS
     size = sizes_like(plan.stock_peak_bytes)
     _log.info(
@@ -270,7 +270,7 @@ def _report(plan: Plan) -> None:
         size(plan.predicted_peak_bytes),
         size(plan.stock_peak_bytes),
         100 * plan.extra_fraction,
-        counted(len(plan.recomputed), "op"),
+        counted(plan.recomputed_count, "op"),
         note,
         plan.planning_seconds,
         f", over {_SLOW_PLANNING_SECONDS:.0f} s: the graph has "

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients import op_types, tf_internals
+from memory_saving_gradients import op_types, tf_internals, tf_internals_bodies
 from memory_saving_gradients.checkpoints import (
     Auto,
     Budget,
@@ -191,14 +191,20 @@ def _named(
     kept: set[int] = set()
     idle: dict[str, str] = {}
     found = [_tensor_or_variable(entry, graph) for entry in keep.tensors]
-    unknown = [
-        entry
-        for entry, tensor in zip(keep.tensors, found, strict=True)
-        if tensor is None
-    ]
+    # What stands in a loop, a branch or a called function is looked after there.
+    inside = set(tf_internals_bodies.graphs_inside(graph))
+    elsewhere = any(getattr(entry, "graph", None) in inside for entry in found)
+    unknown = []
+    for entry, tensor in zip(keep.tensors, found, strict=True):
+        if tensor is None and any(_has(body, entry) for body in inside):
+            elsewhere = True
+        elif tensor is None:
+            unknown.append(entry)
     if unknown:
         raise _unknown_names(unknown, reading, serving)
     for entry in found:
+        if entry is None or getattr(entry, "graph", None) in inside:
+            continue
         if isinstance(entry, tf.Variable):
             idle[entry.name] = "it is a variable"
             continue
@@ -212,7 +218,7 @@ def _named(
             idle[entry.name] = _why_idle(root, reading)
     listed = shortened(f"{name} ({why})" for name, why in idle.items())
     # Where every gradient is None, as in stock, there is no backward pass to serve.
-    if not kept and reading.graph.results:
+    if not kept and not elsewhere and reading.graph.results:
         given = (
             f"none of the {len(idle)} given can serve: {listed}"
             if len(idle) > 1
@@ -297,6 +303,15 @@ def _tensor_or_variable(entry: Any, graph: tf.Graph) -> Any:
         f"{entry!r} of type {type(entry).__name__}. Inside a `tf.function`, use the "
         "tensors that the model computes there."
     )
+
+
+def _has(graph: tf.Graph, name: str) -> bool:
+    """Whether a graph has a tensor of this name."""
+    try:
+        graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+    except (KeyError, ValueError):
+        return False
+    return True
 
 
 def _unknown_names(

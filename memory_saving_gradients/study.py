@@ -67,6 +67,7 @@ class Study:
         xla: Whether the graph is compiled by XLA.
         seconds: How long reading took.
         coverage: For how many ops times were measured, if any were given.
+        bodies: What was done inside loops, branches and called functions.
     """
 
     graph: tf.Graph
@@ -76,6 +77,7 @@ class Study:
     xla: bool
     seconds: float
     coverage: Coverage | None = None
+    bodies: Sequence[InsidePlan] = ()
 
 
 def examine(
@@ -115,7 +117,9 @@ def examine(
     problem = Problem(buffers, barred=barred)
     problem = problem.forcing(masks_of_draws(problem) | reading.settled())
     elapsed = time.perf_counter() - started
-    return Study(built.graph, reading, problem, starts, xla, elapsed, coverage)
+    return Study(
+        built.graph, reading, problem, starts, xla, elapsed, coverage, built.bodies
+    )
 
 
 def _priced(reading: Reading, cost: Measured) -> tuple[Reading, Coverage]:

@@ -1,7 +1,7 @@
 """What touches TensorFlow's private names, each with its reason.
 
-This file and `tf_internals_bodies` (loops, branches, called functions) are the only
-ones that do.
+This file and those whose names begin with its name (for loops, branches and called
+functions) are the only ones that do.
 
 Everything is bound once, at import. So no order of patching can make this library call
 itself, and a TensorFlow that drops one of these names fails here, at import, with the

@@ -18,26 +18,28 @@ from memory_saving_gradients.tf_internals import (
     control_flow_context,
     copy_op,
     creation_scope,
+    unique_name,
 )
 
 __all__ = [
     "DELAYED_PAIRS",
     "TAPE_PAIRS",
-    "Reassigned",
     "bodies_of",
     "branches",
     "capture_result",
     "captures_through",
     "copy_functional",
+    "copy_whole",
     "create_op_in",
+    "empty_graph",
     "exported",
+    "graphs_inside",
     "graphs_of_loop",
     "is_loop_body",
     "is_read_only",
     "loop_of",
     "made_for_xla",
     "no_recording",
-    "reads_outside",
 ]
 
 # A called function remembers the pair of functions for its forward and backward pass.
@@ -217,6 +219,36 @@ def copy_functional(
     return copy
 
 
+def empty_graph() -> tf.Graph:
+    """A graph to try things out in, inside the one that is being built.
+
+    It is the body of a function: what is met of the graph around, such as what a custom
+    gradient remembers, is captured and no error. It is compiled by XLA if that is.
+    """
+    return _func_graph("scratch")
+
+
+def copy_whole(
+    graph: tf.Graph, op: tf.Operation, inputs: Sequence[tf.Tensor]
+) -> tf.Operation:
+    """A copy in another graph, under the same name if it is free there.
+
+    Of its bodies it has those that the op names. What Python knows of them stays with
+    the original: autodiff would change it.
+    """
+    for attribute in op.node_def.attr.values():
+        for function in (attribute.func, *attribute.list.func):
+            if function.name:
+                found = op.graph._get_function(function.name)
+                graph._add_function_recursive(found)
+    name = unique_name(graph, op.name)
+    copy = copy_op(graph, op, name, inputs, same_graph=False)
+    for original, made in zip(op.outputs, copy.outputs, strict=True):
+        if original.dtype in (tf.variant, tf.resource):
+            _copy_handle_data(original, made)
+    return copy
+
+
 def bodies_of(op: tf.Operation) -> list[tf.Graph]:
     """What runs inside a loop, a branch or a call, as far as Python knows it.
 
@@ -234,6 +266,19 @@ def bodies_of(op: tf.Operation) -> list[tf.Graph]:
     else:
         found = []
     return [graph for graph in found if graph is not None]
+
+
+def graphs_inside(graph: tf.Graph) -> list[tf.Graph]:
+    """The bodies of all loops, branches and calls in a graph, and those in these."""
+    found: dict[int, tf.Graph] = {}
+    pending = [graph]
+    while pending:
+        for op in pending.pop().get_operations():
+            for body in bodies_of(op):
+                if id(body) not in found:
+                    found[id(body)] = body
+                    pending.append(body)
+    return list(found.values())
 
 
 def create_op_in(
@@ -259,79 +304,3 @@ def create_op_in(
 def is_loop_body(graph: tf.Graph) -> bool:
     """Whether `graph` is the body of a `While`."""
     return isinstance(graph, _while_body)
-
-
-class Reassigned(Exception):
-    """A loop changes a variable that it reads."""
-
-
-_READERS = frozenset(
-    """ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp
-    VariableShape""".split()
-)
-
-
-def _outside(graph: tf.Graph, tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor around a body that one of the body stands for."""
-    for external, internal in graph.captures:
-        if internal is tensor:
-            return external
-    return tensor
-
-
-@contextlib.contextmanager
-def reads_outside(
-    graph: tf.Graph, outside: tf.Graph, reads: dict[int, tf.Operation]
-) -> Iterator[None]:
-    """Has a body take the values of variables from the graph around it.
-
-    So its loop has no state, if it has no other, and may be run twice.
-
-    Args:
-        graph: The body, which is being built.
-        outside: Where variables are read.
-        reads: The reads so far, by the `id` of the variable's handle. One dictionary
-            for all bodies of a loop.
-
-    Raises:
-        Reassigned: The body changes a variable that it reads.
-    """
-    stock_create, stock_capture = graph._create_op_internal, graph.capture
-    changed: set[int] = set()
-    taking_in = False
-
-    def capture(tensor: tf.Tensor, *args: Any, **kw: Any) -> tf.Tensor:
-        # A handle that is captured stays, though only its variable's value is wanted.
-        if tensor.dtype == tf.resource and not taking_in:
-            return tensor
-        return stock_capture(tensor, *args, **kw)
-
-    def create(op_type: str, inputs: Sequence[tf.Tensor], *args: Any, **kw: Any) -> Any:
-        nonlocal taking_in
-        handles = {id(_outside(graph, t)) for t in inputs if t.dtype == tf.resource}
-        is_inner = getattr(inputs[0], "graph", None) is graph if inputs else True
-        if op_type not in _READERS:
-            changed.update(handles)
-        elif op_type == "ReadVariableOp" and not is_inner:
-            (handle,) = handles
-            if handle not in reads and handle not in changed:
-                with outside.as_default():
-                    reads[handle] = outside._create_op_internal(
-                        op_type, inputs, *args, **kw
-                    )
-        if not changed.isdisjoint(reads):
-            raise Reassigned
-        if op_type == "ReadVariableOp" and not handles.isdisjoint(reads):
-            return reads[handles.pop()]
-        taking_in = True
-        try:
-            return stock_create(op_type, inputs, *args, **kw)
-        finally:
-            taking_in = False
-
-    graph._create_op_internal, graph.capture = create, capture
-    try:
-        yield
-    finally:
-        del graph.capture
-        del graph._create_op_internal

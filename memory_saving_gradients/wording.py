@@ -1,11 +1,11 @@
-"""Figures in sentences: one unit for a whole text, and plurals."""
+"""Figures in sentences and tables: one unit for a whole text, and plurals."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-__all__ = ["counted", "sizes_like"]
+__all__ = ["columns", "counted", "percent", "sizes_like"]
 
 # Those of TensorFlow's allocators and of its errors of memory.
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
@@ -33,3 +33,21 @@ def sizes_like(largest: int) -> Callable[[int], str]:
 def counted(count: int, noun: str) -> str:
     """`1 tensor`, `2 tensors`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction in percent for a column, `-` if there is none."""
+    return "-" if fraction is None else f"{100 * fraction:.1f}"
+
+
+def columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of text: the first column to the left, all others to the right."""
+    lines = [heads, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = [
+        "  ".join(
+            [cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]
+        ).rstrip()
+        for cells in lines
+    ]
+    return "\n".join([aligned[0], "  ".join("-" * w for w in widths), *aligned[1:]])

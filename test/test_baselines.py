@@ -31,6 +31,12 @@ def test_uniform_segments_of_a_chain_are_equal():
     assert [3, 6, 7, 8, 9] in thirds
 
 
+def test_only_some_numbers_of_segments_may_be_asked_for():
+    of_nine = problem(chain(9))
+    assert set(uniform(of_nine, [3])) < set(uniform(of_nine))
+    assert len(list(uniform(of_nine, [1, 3, 50]))) == 5  # one, and two each
+
+
 def test_chens_greedy_cuts_when_more_than_its_budget_is_gathered():
     uneven = problem(chain([4, 1, 1, 4, 1, 1, 4, 1]))
     plans = {

@@ -266,6 +266,131 @@ def test_masks_are_the_same_in_the_replay() -> None:
     assert not any("RandomUniform" in n and "tateless" not in n for n in copies)
 
 
+# -- second order ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [loop, branches, called])
+def test_second_order_by_tapes(model: Model) -> None:
+    def found(tape: Any) -> list[Any]:
+        ws = variables()
+
+        @tf.function(autograph=False)
+        def step(x: tf.Tensor) -> Any:
+            with tape() as outside:
+                with tape() as inside:
+                    inside.watch(x)
+                    energy = tf.reduce_sum(model(x, ws))
+                loss = tf.reduce_sum(inside.gradient(energy, x) ** 2)
+            gradients = outside.gradient(loss, ws)
+            return [g for g in gradients if g is not None]
+
+        return step(tf.constant(INPUT))
+
+    stock = found(tf.GradientTape)
+    # Sums of several terms come in another order.
+    assert_close(stock, stock, found(msg.GradientTape))
+
+
+def test_symbolic_gradients_twice_through_a_loop() -> None:
+    def found(first: Any, second: Any) -> list[Any]:
+        ws = variables()
+
+        @tf.function(autograph=False)
+        def step(x: tf.Tensor) -> Any:
+            energy = tf.reduce_sum(called(loop(x, ws), ws))
+            (of_x,) = first(energy, [x])
+            return second(tf.reduce_sum(of_x**2), ws)
+
+        return step(tf.constant(INPUT))
+
+    stock = found(tf.gradients, tf.gradients)
+    new = found(msg.gradients_memory, msg.gradients_memory)
+    assert_close(stock, stock, new)
+    assert_close(stock, stock, found(msg.gradients_memory, tf.gradients))
+
+
+def test_jacobians() -> None:
+    def found(tape: Any) -> Any:
+        ws = variables()
+
+        @tf.function(autograph=False)
+        def step(x: tf.Tensor) -> Any:
+            with tape(persistent=True) as recording:
+                recording.watch(x)
+                y = called(loop(x, ws), ws)
+            return [recording.jacobian(y, x), recording.batch_jacobian(y, x)]
+
+        return step(tf.constant(INPUT))
+
+    assert_close(*[found(tf.GradientTape)] * 2, found(msg.GradientTape))
+
+
+def test_gradients_taken_inside_bodies() -> None:
+    """An inner tape of the loop's body, and an outer one around the loop."""
+
+    def found(tape: Any) -> Any:
+        ws = variables()
+
+        @tf.function(autograph=False)
+        def step(x: tf.Tensor) -> Any:
+            def descended(i: tf.Tensor, y: tf.Tensor) -> Any:
+                with tape() as inside:
+                    inside.watch(y)
+                    energy = tf.reduce_sum(block(block(y, ws[0]), ws[1]) ** 2)
+                return i + 1, y - 0.1 * inside.gradient(energy, y)
+
+            with tape() as outside:
+                y = tf.while_loop(lambda i, _: i < 3, descended, [0, x])[1]
+                loss = tf.reduce_sum(y * y)
+            return outside.gradient(loss, ws[:2])
+
+        return step(tf.constant(INPUT))
+
+    stock = found(tf.GradientTape)
+    assert_close(stock, stock, found(msg.GradientTape))
+
+
+# -- what is said ----------------------------------------------------------------------
+
+
+def test_the_summary_says_what_is_held() -> None:
+    stepping(loop, "memory")
+    told = msg.last_plan().summary()
+    assert "Inside loops, branches and called functions:" in told
+    assert ": 4 runs hold " in told
+    (body,) = msg.last_plan().bodies
+    assert body.stock_runs == 4 and not body.assumed
+    assert body.held_bytes == INPUT.nbytes
+    assert body.spared_bytes > 0
+
+
+def test_an_assumed_number_of_iterations_is_said() -> None:
+    stepping(until, "memory")
+    told = msg.last_plan().summary()
+    assert "64 runs (assumed)" in told
+    assert "64 is assumed (give it `maximum_iterations`)" in told
+
+
+def test_bodies_of_unknown_shape() -> None:
+    """Shapes are asked of the first run, where nothing is held for the answer."""
+
+    def found(tape: Any) -> Any:
+        ws = variables()
+
+        @tf.function(
+            autograph=False, input_signature=[tf.TensorSpec([None, WIDTH], tf.float32)]
+        )
+        def step(x: tf.Tensor) -> Any:
+            with tape() as recording:
+                y = branches(called(loop(x, ws), ws), ws)
+                y = y - tf.reduce_mean(y, 1, keepdims=True)
+            return recording.gradient(y * y, ws)
+
+        return step(tf.constant(INPUT))
+
+    assert_same_bits(found(tf.GradientTape), found(msg.GradientTape))
+
+
 def test_a_branch_may_ask_for_a_shape() -> None:
     """Its graph is a weak proxy, of which `vars` raised."""
     row = tf.constant(fixed(1, WIDTH, seed=7))

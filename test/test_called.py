@@ -238,3 +238,24 @@ def test_a_list_and_a_function_reach_into_bodies() -> None:
     assert len(bodies) == 3
     assert all(body.held_bytes == INPUT.nbytes for body in bodies)
     assert not any("Sin" in name for body in bodies for name in body.recomputed)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_list_may_name_what_stands_in_bodies_alone(by_name: bool) -> None:
+    inner: list[tf.Tensor] = []
+
+    def body(i: tf.Tensor, y: tf.Tensor) -> Any:
+        y = tf.sin(y, name="kept")
+        inner.append(y)
+        return i + 1, tf.tanh(block(y, tf.eye(WIDTH)))
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> Any:
+        y = tf.while_loop(lambda i, _: i < 3, body, [0, x])[1]
+        kept = [inner[0].name if by_name else inner[0]]
+        return msg.gradients(y, x, checkpoints=kept)
+
+    step(tf.constant(INPUT))
+    (loop,) = msg.last_plan().bodies
+    assert not any("kept" in name for name in loop.recomputed)
+    assert any("Tanh" in name for name in loop.recomputed)

@@ -16,7 +16,7 @@ from tf_helpers import assert_same_bits, copies_in, fixed, run
 
 import mem_util
 import memory_saving_gradients as msg
-from memory_saving_gradients import doors, plan, tf_internals
+from memory_saving_gradients import counting, doors, plan, tf_internals
 from memory_saving_gradients.autodiff import Setting
 from memory_saving_gradients.checkpoints import Auto
 
@@ -344,7 +344,7 @@ def mirrored(synchronised: bool) -> None:
 
     stock, new = gradients(tf.GradientTape), gradients(msg.GradientTape)
     assert_same_bits(stock, new)
-    print(dict(doors.counts().rewired), dict(doors.counts().stock))
+    print(dict(counting.counts().rewired), dict(counting.counts().stock))
 
 
 def mirrored_peak() -> None:

@@ -18,7 +18,7 @@ from tf_helpers import assert_close, assert_same_bits, fixed
 
 import memory_saving_gradients as msg
 from mem_util.allocator import read_counters
-from memory_saving_gradients import doors, keras_line
+from memory_saving_gradients import counting, keras_line
 
 pytestmark = [
     pytest.mark.usefixtures("no_meta_optimizer"),
@@ -92,7 +92,7 @@ def fitted(model: Any, rows: int = 16, width: int = 8) -> Any:
 
 
 def rewired() -> int:
-    return sum(doors.counts().rewired.values())
+    return sum(counting.counts().rewired.values())
 
 
 # -- training --------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from tf_helpers import assert_same_bits, fixed, session
 
 import mem_util
 import memory_saving_gradients as msg
+from mem_util.__main__ import main
 from memory_saving_gradients import inside
 from memory_saving_gradients.graph import TrainingGraph
 from memory_saving_gradients.measured import Coverage, Measured, parse_cost
@@ -419,3 +420,23 @@ def test_from_a_trace_to_a_plan(tmp_path: Path):
     assert measured is not None
     redone = [measured.of(name) for name in plan.recomputed]
     assert sum(s for s in redone if s is not None) == pytest.approx(plan.extra_seconds)
+
+
+def test_from_a_session_through_the_command_line(tmp_path: Path):
+    """The times of a step of TensorFlow 1, for a plan of the next run."""
+    trace, costs = tmp_path / "run_metadata.pb", tmp_path / "costs.json"
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [1 << 16])
+        gradients = tf.gradients(two_kinds(x), x)
+        metadata = v1.RunMetadata()
+        with session(graph) as running:
+            running.run(
+                gradients,
+                {x: np.ones(1 << 16)},
+                options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE),
+                run_metadata=metadata,
+            )
+    trace.write_bytes(metadata.SerializeToString())
+    assert main([str(trace), "--costs", str(costs)]) == 0
+    plan = planned(costs)
+    assert plan.measured is not None and plan.measured.named >= 30

@@ -18,6 +18,7 @@ from matplotlib import image
 from mem_util_fixtures import counter_values
 
 import mem_util
+import memory_saving_gradients as msg
 from mem_util import NotReplayableError, ProfilerError, measure, replay, trace
 from mem_util.allocator import Counter, Counters
 from mem_util.measure import combine
@@ -87,8 +88,9 @@ def test_session_without_tracing():
         mem_util.peak_memory(metadata)
 
 
-# Deep enough for one tensor to be less than 3 % of the peak: two threads may order
-# independent ops in more than one way, which shifts the peak by a tensor or two.
+# Deep enough for one tensor to be less than 3 % of the peak, and with a backward pass
+# in one order: two threads may else order independent ops in more than one way, which
+# shifts the peak by a tensor or two.
 def dense_model():
     layers = [keras.layers.Dense(128, activation="tanh") for _ in range(40)]
     return keras.Sequential([keras.Input([128]), *layers]), [2048, 128]
@@ -113,7 +115,7 @@ def transformer_model():
 def train_step(model):
     @tf.function
     def step(x):
-        with tf.GradientTape() as tape:
+        with msg.GradientTape(checkpoints="speed") as tape:
             loss = tf.reduce_mean(tf.square(model(x, training=True)))
         return tape.gradient(loss, model.trainable_variables)
 

@@ -18,7 +18,7 @@ from tensorflow.python.eager import imperative_grad
 from tf_helpers import assert_close, assert_same_bits, copies_in, fixed, run
 
 import memory_saving_gradients as msg
-from memory_saving_gradients import doors, keras_models
+from memory_saving_gradients import counting, doors, keras_models
 
 v1 = tf.compat.v1
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("no_meta_optimizer")
 @pytest.fixture(autouse=True)
 def nothing_is_enabled() -> Iterator[None]:
     before = imperative_grad.imperative_grad
-    doors.reset_counts()
+    counting.reset_counts()
     yield
     msg.disable()
     assert not msg.status().active
@@ -36,7 +36,7 @@ def nothing_is_enabled() -> Iterator[None]:
 
 
 def rewired() -> int:
-    return sum(doors.counts().rewired.values())
+    return sum(counting.counts().rewired.values())
 
 
 # -- routes: each returns numbers ------------------------------------------------------
@@ -196,7 +196,7 @@ def test_keras_2(eager: bool) -> None:
         before = rewired()
         with msg.enabled("speed"):  # a setting of another kind: it is traced again
             model.fit(fixed(16, 8), fixed(16, 8), verbose=0)
-            assert rewired() + sum(doors.counts().stock.values()) > before
+            assert rewired() + sum(counting.counts().stock.values()) > before
 
 
 @pytest.mark.parametrize("kind", ["jacobian", "batch_jacobian"])
@@ -317,7 +317,7 @@ def test_a_block_inside_a_traced_function() -> None:
         return [first, tape.gradient(y, w)]
 
     step(tf.constant(fixed(4, 8)))
-    assert rewired() + sum(doors.counts().stock.values()) == 1
+    assert rewired() + sum(counting.counts().stock.values()) == 1
 
 
 def test_the_way_back_after_an_exception() -> None:

@@ -18,7 +18,7 @@ from saving_helpers import python
 from tf_helpers import assert_same_bits, fixed
 
 import memory_saving_gradients as msg
-from memory_saving_gradients import doors
+from memory_saving_gradients import counting
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "train_two_workers.py"
 
@@ -93,11 +93,11 @@ def mirrored() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     stock = fitted(strategy, save=False)
     assert_same_bits(stock, fitted(strategy, save=True))
-    assert doors.counts().rewired.total() >= 2, doors.counts()
+    assert counting.counts().rewired.total() >= 2, counting.counts()
     stock = looped(strategy)
     with msg.enabled():
         new = looped(strategy)
-        assert doors.counts().rewired.total() == 2, doors.counts()
+        assert counting.counts().rewired.total() == 2, counting.counts()
     assert_same_bits(stock, new)
 
 

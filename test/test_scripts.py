@@ -37,13 +37,16 @@ SHELL_SCRIPTS = (
 )
 PYTHON_SCRIPTS = (
     "bench_first_step.py",
+    "bench_bodies.py",
     "bench_models.py",
     "bench_peers.py",
     "bench_planners.py",
     "compare_depths.py",
     "demo.py",
     "draw_schedules.py",
+    "largest_batch.py",
     "plan_gpt3_layer.py",
+    "plot_pareto.py",
     "plot_prediction.py",
     "train_two_workers.py",
     "zoo.py",
@@ -112,6 +115,7 @@ BAD_ARGUMENTS = {
         "--modes memmory",
         "nonsense",
     ],
+    "bench_bodies.py": ["nonsense"],
     "compare_depths.py": ["--batch 0", "--blocks 0", "--depths x", "--rounds 0"],
     "plot_prediction.py": ["--runs 0", "--scale nan", "--modes list", "nonsense"],
     "draw_schedules.py": ["--layers 1"],
@@ -123,6 +127,8 @@ BAD_ARGUMENTS = {
         "--optimal --ops 2",
         "--optimal --seconds 0",
     ],
+    "largest_batch.py": ["--scale 0", "--headroom 51", "nonsense"],
+    "plot_pareto.py": ["", "--scale 0", "mlp nonsense"],
     "plan_gpt3_layer.py": ["--length 0", "--heads 7", "--kept x"],
     "zoo.py": ["--runs 0", "--scale 0", "--mode collection", "--resume"],
 }

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from memory_saving_gradients.planners.exchange import Search
 from memory_saving_gradients.planners.front import Front
-from memory_saving_gradients.planners.memory import plan_memory
+from memory_saving_gradients.planners.memory import lowest_peak
 from memory_saving_gradients.planners.problem import Problem
 from memory_saving_gradients.planners.refine import lower_peak
 from memory_saving_gradients.planners.segments import Segments
@@ -146,7 +146,7 @@ def _lowest(
     peaks = [Sweep(problem.buffers, kept).peak_bytes for kept in modes]
     best = min(range(len(modes)), key=lambda n: (peaks[n], n))
     found = []
-    for kept in (plan_memory(problem), modes[best]):
+    for kept in (lowest_peak(problem), modes[best]):
         sweep = Sweep(problem.buffers, kept)
         front.see(sweep)
         lower_peak(problem, sweep, sweep.work + problem.effort // 2, weight=0)

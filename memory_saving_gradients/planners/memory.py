@@ -1,5 +1,7 @@
 """The strategy `memory`: the smallest peak with every op recomputed at most once.
 
+Masks of random draws are kept in any case (`settled`); for the rest:
+
 1. Dynamic programming over cuts (`cuts`) proposes selections for a ladder of bounds on
    the peak, the least feasible one first. Its local peaks are estimates, so
    the exact simulator scores each proposal.
@@ -24,9 +26,10 @@ from memory_saving_gradients.planners.refine import (
     score,
     spend_slack,
 )
+from memory_saving_gradients.planners.settled import masks_of_dear_draws
 from memory_saving_gradients.sweep import Sweep
 
-__all__ = ["plan_memory"]
+__all__ = ["lowest_peak", "plan_memory"]
 
 _LADDER = 8
 """Bounds tried between the least feasible one and twice as much."""
@@ -42,6 +45,11 @@ _STARTS = 8
 
 
 def plan_memory(problem: Problem) -> frozenset[int]:
+    """Keeps masks of random draws, and of the rest what makes the peak lowest."""
+    return lowest_peak(problem.forcing(masks_of_dear_draws(problem)))
+
+
+def lowest_peak(problem: Problem) -> frozenset[int]:
     """Keeps what makes the simulated peak as low as this module can."""
     if not problem.candidates:
         return problem.everything

@@ -4,6 +4,10 @@ A draw that cannot be repeated is held as long as anything made of it may be ask
 again. What is made of it alone and is smaller (a mask of bools) serves as well, so this
 is kept: `masks_of_draws`, which also serve those who select by hand.
 
+A draw that can be repeated costs about ten times what reading its result does, so that
+`memory` keeps its mask, too, a quarter of its size: `masks_of_dear_draws`. (A
+transformer: 0.16 of stock's peak at 22 % more work, instead of 0.12 at 29 %.)
+
 A cast costs one pass over memory. There is no point in holding one of a variable, which
 is there anyway and would be there twice: `casts_of_what_rests`, for automatic
 strategies.
@@ -15,7 +19,12 @@ from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.graph import Pin
 from memory_saving_gradients.planners.problem import Problem
 
-__all__ = ["casts_of_what_rests", "masks_of_draws", "narrowed"]
+__all__ = [
+    "casts_of_what_rests",
+    "masks_of_dear_draws",
+    "masks_of_draws",
+    "narrowed",
+]
 
 
 def masks_of_draws(problem: Problem) -> frozenset[int]:
@@ -24,6 +33,20 @@ def masks_of_draws(problem: Problem) -> frozenset[int]:
     found = set()
     for draw in problem.useful_tensors:
         if buffers.pinned(draw) is Pin.STATEFUL:
+            mask = narrowed(buffers, draw)
+            if buffers.size[mask] < buffers.size[draw]:
+                found.add(mask)
+    return frozenset(found)
+
+
+def masks_of_dear_draws(problem: Problem) -> frozenset[int]:
+    """For each draw that could be repeated the smaller tensor to keep, if any."""
+    buffers = problem.buffers
+    graph = buffers.graph
+    found = set()
+    for draw in problem.useful_tensors:
+        kind = graph.ops[graph.tensors[draw].op].type
+        if kind.startswith(("StatelessRandom", "StatelessTruncated")):
             mask = narrowed(buffers, draw)
             if buffers.size[mask] < buffers.size[draw]:
                 found.add(mask)

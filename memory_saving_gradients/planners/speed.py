@@ -9,7 +9,7 @@ peak; it then gives back every recomputation that does not lower it.
 
 from __future__ import annotations
 
-from memory_saving_gradients.planners.memory import plan_memory
+from memory_saving_gradients.planners.memory import lowest_peak
 from memory_saving_gradients.planners.problem import Problem
 from memory_saving_gradients.planners.settled import narrowed
 
@@ -24,4 +24,4 @@ def plan_speed(problem: Problem) -> frozenset[int]:
         for tensor in problem.useful_tensors
         if graph.ops[graph.tensors[tensor].op].heavy
     )
-    return plan_memory(problem.forcing(heavy))
+    return lowest_peak(problem.forcing(heavy))

@@ -1,0 +1,253 @@
+"""`max_batch_size`: the largest batch that fits, found without running anything.
+
+The peak of a strategy grows as a·B + c with the size B of a batch: activations grow
+with it, the gradients of weights do not. So
+
+1. the peaks at two sizes give a and c, and with them a guess;
+2. the strategy plans at that very size, and the line is drawn anew through the sizes
+   next to the answer, until they leave no other guess.
+
+Small sizes may lie on another line, that of the weights' gradients. So recomputing
+strategies begin at what fits for stock, which costs nothing to find: no plan is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients.autodiff import UNKNOWN_DIM
+from memory_saving_gradients.budgeted import allowance
+from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints
+from memory_saving_gradients.dry_run import Subject
+from memory_saving_gradients.errors import CheckpointError, MemorySavingGradientsError
+from memory_saving_gradients.planners.budget import explored
+from memory_saving_gradients.rewire import plan_of
+from memory_saving_gradients.study import Study
+from memory_saving_gradients.wording import columns, percent, sizes_like
+
+__all__ = ["FittingBatch", "FittingBatches", "max_batch_size"]
+
+_SMALL = (8, 16)
+"""Sizes through which the first line is drawn, ..."""
+
+_STEP = 3
+"""... and so many times what fits for stock is the second size for what recomputes."""
+
+_STOCK = Budget("100%")
+
+_GUESSES = 8
+"""Lines that are drawn at most. Two or three do."""
+
+
+@dataclass(frozen=True)
+class FittingBatch:
+    """The largest batch of one strategy.
+
+    Attributes:
+        name: "stock", "memory" or "budget".
+        batch_size: The largest batch that fits; 0 if not even one example does.
+        peak_bytes: The simulated peak at that size, in bytes above rest.
+        extra_fraction: What is computed twice there, as a fraction of the forward and
+            backward work, estimated.
+        bytes_per_example: By how much the peak grows with each example.
+        fixed_bytes: What it would be without any.
+    """
+
+    name: str
+    batch_size: int
+    peak_bytes: int
+    extra_fraction: float
+    bytes_per_example: float
+    fixed_bytes: float
+
+
+@dataclass(frozen=True)
+class FittingBatches:
+    """The largest batches under a budget. `print(batches)` is a table.
+
+    Attributes:
+        budget_bytes: What the peak may be, in bytes above rest.
+        stock: Of the graph as it is.
+        memory: With `checkpoints="memory"`.
+        budget: With `checkpoints=` the budget itself: no other strategy fits more.
+    """
+
+    budget_bytes: int
+    stock: FittingBatch
+    memory: FittingBatch
+    budget: FittingBatch
+
+    def __str__(self) -> str:
+        size = sizes_like(self.budget_bytes)
+        heads = ("strategy", "largest batch", "peak", "an example", "extra work, %")
+        rows = [
+            (
+                row.name,
+                str(row.batch_size),
+                size(row.peak_bytes) if row.batch_size else "-",
+                size(round(row.bytes_per_example)),
+                percent(row.extra_fraction if row.batch_size else None),
+            )
+            for row in (self.stock, self.memory, self.budget)
+        ]
+        return f"In {size(self.budget_bytes)} above rest:\n{columns(heads, rows)}"
+
+
+@tf.autograph.experimental.do_not_convert
+def max_batch_size(
+    fn_or_model: Any, budget: Any, *input_specs: Any, unknown_dim: int = UNKNOWN_DIM
+) -> FittingBatches:
+    """The largest batches that fit into a budget, without training or running anything.
+
+    Args:
+        fn_or_model: As in `plan`.
+        budget: What the peak may be above rest, such as `"4GiB"` or a number of bytes,
+            or a `Budget`, `Budget(total="8GiB")`, say. A share is none.
+        input_specs: As in `plan`: where the first dimension is None, the size of the
+            batch goes.
+        unknown_dim: As in `plan`.
+
+    Returns:
+        The largest batch of stock, of `"memory"` and of the budget as `checkpoints=`.
+
+    Raises:
+        CheckpointError: `budget` is none.
+        MemorySavingGradientsError, TypeError: As in `plan`; or no input has an open
+            first dimension.
+
+    Example:
+        >>> import keras
+        >>> import memory_saving_gradients as msg
+        >>> model = keras.Sequential([keras.Input([64])])
+        >>> for _ in range(9):
+        ...     model.add(keras.layers.Dense(64, "gelu"))
+        >>> model.compile("adam", "mse")
+        >>> print(msg.max_batch_size(model, "100MiB"))
+    """
+    subject = Subject.of(fn_or_model, input_specs, unknown_dim, "max_batch_size")
+    limit = _limit(budget)
+    if not subject.has_open_batch:
+        raise MemorySavingGradientsError(
+            "`memory_saving_gradients.max_batch_size`: no input says where the size of "
+            "the batch goes. Give specs with None as the first dimension, such as "
+            '`tf.TensorSpec([None, 64], "float32")`.'
+        )
+    studies = _Studies(subject)
+    first = studies.at(_SMALL[0])
+    allowed = allowance(limit, first.problem, first.reading).bytes
+
+    def row(
+        name: str,
+        peak_of: Callable[[Study], int],
+        keep: Checkpoints,
+        sizes: tuple[int, int],
+    ) -> FittingBatch:
+        found = _largest(lambda size: peak_of(studies.at(size)), allowed, sizes)
+        if found.fits == 0:
+            return FittingBatch(name, 0, 0, 0.0, found.slope, found.start)
+        plan = plan_of(studies.at(found.fits), keep)
+        return FittingBatch(
+            name,
+            found.fits,
+            plan.predicted_peak_bytes,
+            plan.extra_fraction,
+            found.slope,
+            found.start,
+        )
+
+    stock = row("stock", lambda s: s.problem.stock_peak_bytes, _STOCK, _SMALL)
+    fits = stock.batch_size
+    sizes = (fits, _STEP * fits) if fits else _SMALL
+    return FittingBatches(
+        allowed,
+        stock,
+        row("memory", _peak_of_memory, Auto("memory"), sizes),
+        row("budget", _least_peak, Budget(allowed), sizes),
+    )
+
+
+def _limit(budget: Any) -> Budget:
+    """The budget as an object.
+
+    Raises:
+        CheckpointError: It is none, or a share of what grows with the batch.
+    """
+    limit = budget if isinstance(budget, Budget) else Budget(budget)
+    if limit.is_share:
+        raise CheckpointError(
+            "`memory_saving_gradients.max_batch_size`: stock's peak grows with the "
+            f"batch, so that {limit} is no limit. Give bytes, such as "
+            '"4GiB", or `Budget(total="8GiB")`.'
+        )
+    return limit
+
+
+def _peak_of_memory(study: Study) -> int:
+    return plan_of(study, Auto("memory")).predicted_peak_bytes
+
+
+def _least_peak(study: Study) -> int:
+    """The lowest peak that the planner of budgets finds."""
+    least = explored(study.problem, (1,)).least_bytes
+    assert least is not None  # stock is always there
+    return least
+
+
+class _Studies:
+    """The gradient at sizes of a batch, each traced once."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._known: dict[int, Study] = {}
+
+    def at(self, batch_size: int) -> Study:
+        """The gradient for batches of this size."""
+        if batch_size not in self._known:
+            self._known[batch_size] = self._subject.stock(batch_size)
+        return self._known[batch_size]
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The largest batch that is known to fit, and the last line that was drawn."""
+
+    fits: int
+    slope: float
+    start: float
+
+
+def _largest(
+    peak_at: Callable[[int], int], allowed: int, sizes: tuple[int, int]
+) -> _Line:
+    """Steps 1 and 2 of the module's outline."""
+    peaks = {size: peak_at(size) for size in sizes}
+    for _ in range(_GUESSES):
+        fitting = sorted(size for size, peak in peaks.items() if peak <= allowed)
+        others = sorted(set(peaks) - set(fitting))
+        low = fitting[-1] if fitting else 0
+        one, other = _next_to_the_answer(fitting, others)
+        slope = (peaks[other] - peaks[one]) / (other - one)
+        start = peaks[other] - slope * other
+        if slope > 0:
+            guess = max(int((allowed - start) / slope), low)
+        else:  # Gradients of weights are all that counts so far.
+            guess = _STEP * max(peaks) if fitting else low
+        if others:
+            guess = min(guess, others[0] - 1)
+        if guess == low:
+            break
+        peaks[guess] = peak_at(guess)
+    fits = max((size for size, peak in peaks.items() if peak <= allowed), default=0)
+    return _Line(fits, slope, start)
+
+
+def _next_to_the_answer(fitting: list[int], others: list[int]) -> tuple[int, int]:
+    """Two of the known sizes: those on both sides of it where there are both."""
+    if fitting and others:
+        return fitting[-1], others[0]
+    one, other = fitting[-2:] or others[:2]
+    return one, other

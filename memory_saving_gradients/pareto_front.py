@@ -1,0 +1,210 @@
+"""`pareto`: what less memory costs, over all budgets at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients import doors, tf_internals
+from memory_saving_gradients.autodiff import (
+    UNKNOWN_DIM,
+    as_autodiff_made_it,
+    as_list,
+    parse_setting,
+)
+from memory_saving_gradients.checkpoints import Auto
+from memory_saving_gradients.errors import (
+    EagerExecutionError,
+    MemorySavingGradientsError,
+)
+from memory_saving_gradients.planners.budget import explored, ladder
+from memory_saving_gradients.rewire import plan_of
+from memory_saving_gradients.scratch import copied
+from memory_saving_gradients.study import Study
+from memory_saving_gradients.wording import columns, percent, sizes_like
+
+__all__ = ["Pareto", "ParetoPoint", "pareto"]
+
+_LEVELS = 10
+"""Budgets are searched at each tenth of the stock peak; plans between are found
+underway."""
+
+
+@dataclass(frozen=True, order=True)
+class ParetoPoint:
+    """A plan.
+
+    Attributes:
+        peak_bytes: Its simulated peak, in bytes above rest: activations and gradients.
+        extra_seconds: Estimated time of its recomputation.
+        extra_fraction: The same as a fraction of the forward and backward work.
+    """
+
+    peak_bytes: int
+    extra_seconds: float
+    extra_fraction: float
+
+
+@dataclass(frozen=True)
+class Pareto:
+    """Peak against extra time. `print(front)` is a table.
+
+    Attributes:
+        points: Plans of which none has both a lower peak and less extra time than
+            another, by rising peak. The last is stock.
+        memory: What `checkpoints="memory"` gives; stock if it leaves the graph alone.
+        speed: What `checkpoints="speed"` gives, likewise.
+        knee: The point from which on less memory costs most: the farthest from the
+            straight line between the ends of the front.
+    """
+
+    points: tuple[ParetoPoint, ...]
+    memory: ParetoPoint
+    speed: ParetoPoint
+    knee: ParetoPoint
+
+    @property
+    def stock(self) -> ParetoPoint:
+        """The graph as it is: the highest peak and no extra time."""
+        return self.points[-1]
+
+    def within(self, budget_bytes: float) -> ParetoPoint | None:
+        """The plan of least extra time under a budget; None if there is none."""
+        fitting = [p for p in self.points if p.peak_bytes <= budget_bytes]
+        return fitting[-1] if fitting else None
+
+    def __str__(self) -> str:
+        stock = self.stock.peak_bytes
+        size = sizes_like(stock)
+        named = [
+            ("least", self.points[0]),
+            ("memory", self.memory),
+            ("speed", self.speed),
+            ("knee", self.knee),
+            ("stock", self.stock),
+        ]
+        for tenth in range(1, _LEVELS):
+            point = self.within(stock * tenth / _LEVELS)
+            if point is not None:
+                named.append((f"{100 * tenth // _LEVELS}%", point))
+        rows = [
+            (
+                name,
+                size(point.peak_bytes),
+                percent(point.peak_bytes / stock if stock else 1.0),
+                percent(point.extra_fraction),
+            )
+            for name, point in sorted(named, key=lambda entry: entry[1])
+        ]
+        return columns(("plan", "peak", "of stock, %", "extra work, %"), rows)
+
+
+@tf.autograph.experimental.do_not_convert
+def pareto(ys: Any, xs: Any, *, unknown_dim: int = UNKNOWN_DIM) -> Pareto:
+    """Peak memory against extra time of a gradient, over all budgets.
+
+    Call it where `gradients` would be called, while a graph is built. The gradient is
+    built in a copy of the graph, which is dropped: the graph is left as it was.
+
+    Called functions count as stock makes them: what can be saved inside is not in the
+    figures. On large graphs it takes some ten times as long as the
+    plan of one budget.
+
+    Args:
+        ys: A tensor or a list of tensors to differentiate.
+        xs: A tensor, variable (TensorFlow 1, 2 or Keras 3) or a list of such.
+        unknown_dim: What a dimension that is not known statically (a batch size) is
+            taken to be while planning, at least 1.
+
+    Returns:
+        The front; print it.
+
+    Raises:
+        EagerExecutionError: There is no graph: called outside a `tf.function`.
+        MemorySavingGradientsError: The `ys` depend on none of the `xs`, or on loops or
+            branches, which cannot be copied.
+
+    Example:
+        >>> @tf.function
+        ... def look(x):
+        ...     y = x
+        ...     for _ in range(20):
+        ...         y = tf.tanh(y)
+        ...     print(pareto(tf.reduce_sum(y), x))
+
+    References:
+        Satopää et al. 2011, Finding a "Kneedle" in a Haystack, for the knee.
+    """
+    if tf.executing_eagerly():
+        raise EagerExecutionError(
+            "`memory_saving_gradients.pareto` looks at a graph, but was called "
+            "eagerly, where there is none. Call it inside a `tf.function` (the loss "
+            "must be computed in it, too), or try `compare`, which takes a function."
+        )
+    setting = parse_setting("memory", unknown_dim, where="pareto")
+    graph = tf.compat.v1.get_default_graph()
+    with as_autodiff_made_it(graph, ys):
+        scratch, targets, sources = copied(graph, as_list(ys), as_list(xs))
+    if not sources:
+        raise MemorySavingGradientsError(
+            "`memory_saving_gradients.pareto`: the `ys` depend on none of the `xs`, so "
+            "that every gradient is None. Compute the `ys` from the `xs`, in the same "
+            "graph."
+        )
+
+    def stock(seeds: Any) -> Any:
+        return tf_internals.gradients_helper(
+            targets, sources, seeds, colocate_gradients_with_ops=True
+        )
+
+    seen: list[Study] = []
+    looking = replace(setting, studied=seen.append, inside=False)
+    with scratch.as_default():
+        doors.handle(looking, targets, None, stock, "gradients")
+    return front_of(seen[0])
+
+
+def front_of(study: Study) -> Pareto:
+    """The front of a gradient that has been studied."""
+    problem = study.problem
+    seconds = problem.buffers.graph.seconds
+
+    def point(peak_bytes: int, extra: float) -> ParetoPoint:
+        return ParetoPoint(peak_bytes, extra, extra / seconds if seconds else 0.0)
+
+    found = [
+        point(p.peak_bytes, p.extra_seconds)
+        for p in explored(problem, ladder(problem, _LEVELS))
+    ]
+    memory, speed = (
+        point(plan.predicted_peak_bytes, plan.extra_seconds)
+        for plan in (plan_of(study, Auto(mode)) for mode in ("memory", "speed"))
+    )
+    points = _undominated([*found, memory, speed])
+    return Pareto(points, memory, speed, _knee(points))
+
+
+def _undominated(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
+    """Those that no other betters, by rising peak."""
+    best: list[ParetoPoint] = []
+    for point in sorted(points):
+        # Sums of many changes differ in their last digits.
+        if not best or point.extra_seconds < best[-1].extra_seconds * (1 - 1e-9):
+            best.append(point)
+    return tuple(best)
+
+
+def _knee(points: tuple[ParetoPoint, ...]) -> ParetoPoint:
+    """The point farthest below the line between the two ends."""
+    low, high = points[0], points[-1]
+    width = high.peak_bytes - low.peak_bytes or 1
+    height = low.extra_seconds - high.extra_seconds or 1.0
+
+    def depth(point: ParetoPoint) -> float:
+        along = (point.peak_bytes - low.peak_bytes) / width
+        return 1 - along - (point.extra_seconds - high.extra_seconds) / height
+
+    return max(points, key=depth)
