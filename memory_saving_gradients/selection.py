@@ -39,14 +39,8 @@ from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.wording import counted
 
-__all__ = [
-    "accepts",
-    "collected",
-    "describe",
-    "level_of_caller",
-    "plain_variable",
-    "select",
-]
+__all__ = ["accepts", "collected", "describe", "level_of_caller"]
+__all__ += ["plain_variable", "select"]
 
 _NOT_THE_CALLER = (
     os.path.dirname(os.path.abspath(__file__)),
@@ -91,13 +85,12 @@ def collected(graph: tf.Graph, collection: Collection) -> Keep:
     if tensors:
         return Keep(tensors, f"the collection {collection.name!r}")
     here = place()
-    of_model = here.endswith(".memory_saving`")
     default = ", the default," if here.endswith(".gradients`") else ""
+    of_model = here.endswith(".memory_saving`")
+    listed = "layers, `[layer1, layer2]`" if of_model else "tensors, `[h1, h2]`"
     ways = [
         'pass `checkpoints="memory"` to have them chosen',
-        "name layers, `checkpoints=[layer1, layer2]`"
-        if of_model
-        else "pass a list of tensors, `checkpoints=[h1, h2]`",
+        f"pass a list of {listed}",
         f"add some with `tf.compat.v1.add_to_collection({collection.name!r}, tensor)` "
         "while you build the model",
     ]

@@ -411,7 +411,7 @@ def test_an_empty_collection_speaks_of_layers() -> None:
     told = str(raised.value)
     assert "`memory_saving_gradients.memory_saving`:" in told
     assert "the default" not in told
-    assert "checkpoints=[layer1, layer2]" in told
+    assert "a list of layers, `[layer1, layer2]`" in told
 
 
 def test_what_is_no_model() -> None:
