@@ -14,6 +14,7 @@ which one it was, per device.
 from __future__ import annotations
 
 import gc
+import operator
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -101,6 +102,10 @@ def measure(
     Returns:
         The measurement.
 
+    Raises:
+        TypeError: `fn` cannot be called, or `warm_ups` is no int.
+        ValueError: `warm_ups` is negative.
+
     Example:
         >>> import mem_util, tensorflow as tf
         >>> x = tf.random.normal([1000, 1000])
@@ -108,7 +113,23 @@ def measure(
         >>> taken.above_rest_bytes["/cpu:0"] >= 4_000_000
         True
     """
-    for _ in range(warm_ups):
+    if not callable(fn):
+        raise TypeError(
+            "`mem_util.measure`: expected a function to call, but got "
+            f"{fn!r} of type {type(fn).__name__}. Give the function itself and its "
+            "arguments: `measure(step, x)`."
+        )
+    try:
+        count = operator.index(warm_ups)
+    except TypeError:
+        raise TypeError(
+            f"`mem_util.measure`: `warm_ups` must be an int, but got {warm_ups!r}."
+        ) from None
+    if count < 0:
+        raise ValueError(
+            f"`mem_util.measure`: `warm_ups` must be at least 0, but got {count}."
+        )
+    for _ in range(count):
         fn(*args, **kwargs)
     gc.collect()
     wait_for_devices()

@@ -110,6 +110,11 @@ class Timeline:
     rest_bytes: int = 0
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        """What it is of, and its peak: a timeline may have a million records."""
+        peak = f"peak {format_bytes(self.peak_bytes)}" if self.live_bytes else "empty"
+        return f"<Timeline of {self.device}: {len(self.ops)} records, {peak}>"
+
     @cached_property
     def peak_index(self) -> int:
         """Position of the first record after which most bytes are alive."""

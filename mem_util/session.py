@@ -94,9 +94,15 @@ def plot_memory_timeline(
 
     Raises:
         NoMemoryDataError: there are neither allocations nor op times to draw.
+        ValueError: `path` names no file.
     """
-    traced = trace_session(session, fetches, feed_dict)
     stem = Path(path)
+    if not stem.name:
+        raise ValueError(
+            f"`mem_util.plot_memory_timeline`: `path` must name a file, but got "
+            f'{path!r}. Give one such as "step.json".'
+        )
+    traced = trace_session(session, fetches, feed_dict)
     if stem.suffix in {".json", ".png"}:
         stem = stem.with_suffix("")
     traced.save_json(stem.parent / f"{stem.name}.json")

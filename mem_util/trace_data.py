@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from os import PathLike
 
 from mem_util.errors import NoMemoryDataError, shortened
-from mem_util.records import Record, Span, Timeline, build_timeline
+from mem_util.records import Record, Span, Timeline, build_timeline, format_bytes
 
 __all__ = ["PeakBytes", "Trace", "assemble"]
 
@@ -55,6 +55,15 @@ class Trace:
     spans: tuple[Span, ...]
     missing: Mapping[str, str]
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Where it is from, with the peaks: at a prompt nobody wants all records."""
+        peaks = [
+            f"{name} peak {format_bytes(line.peak_bytes)}"
+            for name, line in self.timelines.items()
+        ]
+        parts = [*peaks, f"{len(self.spans)} runs of ops", f"from {self.source}"]
+        return f"<Trace: {', '.join(parts)}>"
 
     @property
     def peak_bytes(self) -> PeakBytes:

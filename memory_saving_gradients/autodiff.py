@@ -9,15 +9,18 @@ Who calls, and through which of TensorFlow's functions, is the business of `door
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients import fences, replicas, selection, tf_internals
 from memory_saving_gradients.checkpoints import Checkpoints, Collection, parse
+from memory_saving_gradients.errors import speaking_for
 from memory_saving_gradients.inside import InsidePlan
 from memory_saving_gradients.measured import Measured, parse_cost
 from memory_saving_gradients.plan import Plan
@@ -75,6 +78,7 @@ class Setting:
         studied: If given, each gradient is only studied, and this is told what was
             seen; the graph is left as TensorFlow made it.
         inside: Whether loops, branches and called functions save memory inside, too.
+        where: The public function that got it, for messages.
     """
 
     checkpoints: Checkpoints | Callable[[tf.Graph], Checkpoints]
@@ -84,6 +88,7 @@ class Setting:
     done: Callable[[Outcome], None] | None = None
     studied: Callable[[Study], None] | None = None
     inside: bool = True
+    where: str = field(default="gradients", compare=False)
 
     def resolved(self, graph: tf.Graph) -> Checkpoints:
         """What to keep in this very graph.
@@ -121,8 +126,12 @@ def parse_setting(
         TypeError, ValueError: `unknown_dim` is no positive int.
     """
     start = f"`memory_saving_gradients.{where}`: `unknown_dim` must be"
-    if isinstance(unknown_dim, bool) or not isinstance(unknown_dim, int):
-        raise TypeError(f"{start} an int, but got {unknown_dim!r}.")
+    try:
+        if isinstance(unknown_dim, bool | np.bool_):
+            raise TypeError
+        unknown_dim = operator.index(unknown_dim)
+    except TypeError:
+        raise TypeError(f"{start} an int, but got {unknown_dim!r}.") from None
     if unknown_dim < 1:
         raise ValueError(
             f"{start} at least 1, but got {unknown_dim}. Give the batch size that will "
@@ -138,6 +147,7 @@ def parse_setting(
         unknown_dim,
         verify,
         parse_cost(cost, where),
+        where=where,
     )
 
 
@@ -165,10 +175,11 @@ def save_memory(
         What became of it. Changed are only ops that this thread made in the call.
     """
     graph = tf.compat.v1.get_default_graph()
-    if setting.verify:
-        require_assertions(graph)
-    checkpoints = None if setting.studied else setting.resolved(graph)
-    with tf_internals.mutation_lock(graph):
+    with speaking_for(setting.where):
+        if setting.verify:
+            require_assertions(graph)
+        checkpoints = None if setting.studied else setting.resolved(graph)
+    with speaking_for(setting.where), tf_internals.mutation_lock(graph):
         before = len(graph.get_operations())
         with tf_internals.ops_of_this_thread(graph) as created:
             seeds = _seeds(targets, given, graph, all_or_none)

@@ -7,7 +7,9 @@ Each class is also a builtin type, so that code which knows nothing of this libr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 __all__ = [
     "BudgetError",
@@ -77,6 +79,32 @@ class MissingDependencyError(MemorySavingGradientsError, ImportError):
 
 class IllegalGraphError(MemorySavingGradientsError, ValueError):
     """Plain data that is not a training graph (see `graph.check`)."""
+
+
+class _Here(threading.local):
+    function = "gradients"
+
+
+_here = _Here()
+
+
+@contextmanager
+def speaking_for(function: str) -> Iterator[None]:
+    """Has messages of this thread name a public function as their place.
+
+    Args:
+        function: The one that the user called.
+    """
+    outer, _here.function = _here.function, function
+    try:
+        yield
+    finally:
+        _here.function = outer
+
+
+def place() -> str:
+    """The public function that messages speak for, as they begin with it."""
+    return f"`memory_saving_gradients.{_here.function}`"
 
 
 def shortened(names: Iterable[str], limit: int = 5) -> str:

@@ -222,7 +222,13 @@ def _wish(
 def _apply(model: Any, wish: _Wish, package: str) -> None:
     keep, outputs = _kept_by(model, wish, package)
     line = Line(model)
-    setting = Setting(keep, wish.unknown_dim, cost=wish.cost, done=line.note)
+    setting = Setting(
+        keep,
+        wish.unknown_dim,
+        cost=wish.cost,
+        done=line.note,
+        where="memory_saving",
+    )
     for name in _METHODS:
         if name in vars(model):
             wish.methods[name] = vars(model)[name]

@@ -24,8 +24,8 @@ from memory_saving_gradients import (
     tf_internals,
 )
 from memory_saving_gradients.autodiff import UNKNOWN_DIM, Setting, parse_setting
-from memory_saving_gradients.checkpoints import Auto, Budget, SavedPlan
-from memory_saving_gradients.errors import shortened
+from memory_saving_gradients.checkpoints import Auto, Budget, Keep, SavedPlan
+from memory_saving_gradients.errors import CheckpointError, shortened
 from memory_saving_gradients.wording import counted
 
 __all__ = ["Status", "disable", "enable", "enabled", "status"]
@@ -82,7 +82,7 @@ def enable(
         >>> # model.fit(...)
         >>> print(msg.status())  # doctest: +SKIP
     """
-    _set_permanent(parse_setting(checkpoints, unknown_dim, cost, where="enable"))
+    _set_permanent(_parsed(checkpoints, unknown_dim, cost, "enable"))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -117,7 +117,7 @@ def enabled(
         >>> with msg.enabled("speed"):
         ...     pass  # model.fit(...)
     """
-    entry = _Entry(parse_setting(checkpoints, unknown_dim, cost, where="enabled"))
+    entry = _Entry(_parsed(checkpoints, unknown_dim, cost, "enabled"))
     with _changing():
         _entries.append(entry)
     try:
@@ -126,6 +126,18 @@ def enabled(
         with _changing():
             # By identity: another thread's block may have begun in between.
             _entries[:] = [other for other in _entries if other is not entry]
+
+
+def _parsed(checkpoints: Any, unknown_dim: int, cost: Any, where: str) -> Setting:
+    setting = parse_setting(checkpoints, unknown_dim, cost, where=where)
+    if isinstance(setting.checkpoints, Keep) and not setting.checkpoints.tensors:
+        # Later it would be a warning: not all graphs of a process have what is kept.
+        raise CheckpointError(
+            f"`memory_saving_gradients.{where}`: `checkpoints` is an empty list, by "
+            'which no gradient could save memory. Pass "memory" to have tensors '
+            "chosen, or call `disable()` for stock gradients."
+        )
+    return setting
 
 
 def _set_permanent(setting: Setting | None) -> None:

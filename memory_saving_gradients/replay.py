@@ -16,14 +16,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.errors import PlanMismatchError, shortened
+from memory_saving_gradients.errors import PlanMismatchError, place, shortened
 from memory_saving_gradients.saved import SavedPlan, fingerprint
 from memory_saving_gradients.schedule import Schedule
 from memory_saving_gradients.tf_read import Reading
 
 __all__ = ["graph_lines", "kept_as_saved", "require_same_work"]
 
-_WHERE = "`memory_saving_gradients.gradients`: the saved plan"
 
 _WHAT_TO_DO = (
     "Build the graph as it was when the plan was saved, or plan anew "
@@ -70,15 +69,16 @@ def kept_as_saved(saved: SavedPlan, reading: Reading) -> frozenset[int]:
     lines = graph_lines(reading)
     if fingerprint(lines) != saved.fingerprint:
         raise PlanMismatchError(
-            f"{_WHERE} was made for another graph. {_first_difference(saved, lines)} "
-            f"{_WHAT_TO_DO}"
+            f"{place()}: the saved plan was made for another graph. "
+            f"{_first_difference(saved, lines)} {_WHAT_TO_DO}"
         )
     ids = {tensor.name: tensor.id for tensor in reading.graph.tensors}
     unknown = [name for name in saved.kept if name not in ids]
     if unknown:
         raise PlanMismatchError(
-            f"{_WHERE} keeps what is not in its own graph: {shortened(unknown)}. It "
-            "was edited by hand: save it anew, or give the names as a list."
+            f"{place()}: the saved plan keeps what is not in its own graph: "
+            f"{shortened(unknown)}. It was edited by hand: save it anew, or give "
+            "the names as a list."
         )
     return frozenset(ids[name] for name in saved.kept)
 
@@ -128,8 +128,9 @@ def require_same_work(saved: SavedPlan, schedule: Schedule, reading: Reading) ->
         if names
     ]
     raise PlanMismatchError(
-        f"{_WHERE} was made for other gradients of this forward pass: with its tensors "
-        f"kept, what is recomputed is {' and '.join(differences) or 'in other order'}. "
+        f"{place()}: the saved plan was made for other gradients of this forward "
+        f"pass: with its tensors kept, what is recomputed is "
+        f"{' and '.join(differences) or 'in other order'}. "
         "Differentiate the same `ys` with respect to the same `xs`, and do not edit "
         f"what is kept by hand. {_WHAT_TO_DO}"
     )

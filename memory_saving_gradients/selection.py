@@ -31,6 +31,7 @@ from memory_saving_gradients.checkpoints import (
 from memory_saving_gradients.errors import (
     CheckpointError,
     UnknownCheckpointNameError,
+    place,
     shortened,
 )
 from memory_saving_gradients.graph import Storage
@@ -38,14 +39,8 @@ from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.wording import counted
 
-__all__ = [
-    "accepts",
-    "collected",
-    "describe",
-    "level_of_caller",
-    "plain_variable",
-    "select",
-]
+__all__ = ["accepts", "collected", "describe", "level_of_caller"]
+__all__ += ["plain_variable", "select"]
 
 _NOT_THE_CALLER = (
     os.path.dirname(os.path.abspath(__file__)),
@@ -59,8 +54,6 @@ _NEAR = 3
 _AS_GOOD = 0.02
 """Suggestions are as good as the best one, up to this difference in likeness: of
 `layer8/ouput` all other layers' outputs are no misspelling."""
-
-_WHERE = "`memory_saving_gradients.gradients`"
 
 
 def describe(checkpoints: Checkpoints, chosen: int | None = None) -> str:
@@ -91,9 +84,13 @@ def collected(graph: tf.Graph, collection: Collection) -> Keep:
     tensors = tuple(graph.get_collection(collection.name))
     if tensors:
         return Keep(tensors, f"the collection {collection.name!r}")
+    here = place()
+    default = ", the default," if here.endswith(".gradients`") else ""
+    of_model = here.endswith(".memory_saving`")
+    listed = "layers, `[layer1, layer2]`" if of_model else "tensors, `[h1, h2]`"
     ways = [
         'pass `checkpoints="memory"` to have them chosen',
-        "pass a list of tensors, `checkpoints=[h1, h2]`",
+        f"pass a list of {listed}",
         f"add some with `tf.compat.v1.add_to_collection({collection.name!r}, tensor)` "
         "while you build the model",
     ]
@@ -102,7 +99,7 @@ def collected(graph: tf.Graph, collection: Collection) -> Keep:
     else:
         ways.reverse()
     raise CheckpointError(
-        f'{_WHERE}: `checkpoints="collection"`, the default, expects tensors in the '
+        f'{here}: `checkpoints="collection"`{default} expects tensors in the '
         f"graph collection {collection.name!r}, but it is empty. You can "
         f"{ways[0]}, or {ways[1]}, or {ways[2]}."
     )
@@ -140,7 +137,7 @@ def select(
     )
     if not chosen and serving:
         raise CheckpointError(
-            f"{_WHERE}: the function given as `checkpoints` returned False for all "
+            f"{place()}: the function given as `checkpoints` returned False for all "
             f"{len(serving)} tensors that could be kept (such as "
             f"{shortened((reading.tensors[t].name for t in sorted(serving)), 3)}). "
             'Make it accept some, or pass `checkpoints="memory"`.'
@@ -151,7 +148,7 @@ def select(
 def accepts(predicate: Any, tensor: tf.Tensor) -> bool:
     """What the user's function says of one tensor."""
     where = (
-        f"{_WHERE}: the function {getattr(predicate, '__name__', repr(predicate))} "
+        f"{place()}: the function {getattr(predicate, '__name__', repr(predicate))} "
         "given as `checkpoints`"
     )
     try:
@@ -229,12 +226,12 @@ def _named(
             "graph as it is, or call `tf.gradients`."
         )
         raise CheckpointError(
-            f"{_WHERE}: {keep.origin} must hold tensors between `xs` and `ys`, but "
+            f"{place()}: {keep.origin} must hold tensors between `xs` and `ys`, but "
             f"{given if idle else 'it is empty'}. {advice}"
         )
     if idle:
         warnings.warn(
-            f"{_WHERE}: {len(idle)} of {counted(len(keep.tensors), 'tensor')} in "
+            f"{place()}: {len(idle)} of {counted(len(keep.tensors), 'tensor')} in "
             f"{keep.origin} cannot serve as checkpoints and are ignored: {listed}.",
             stacklevel=level_of_caller(),
         )
@@ -295,7 +292,7 @@ def _tensor_or_variable(entry: Any, graph: tf.Graph) -> Any:
     if isinstance(meant, tf.Variable) or tf.is_symbolic_tensor(meant):
         return meant
     raise CheckpointError(
-        f"{_WHERE}: `checkpoints` may list graph tensors and tensor names, but got "
+        f"{place()}: `checkpoints` may list graph tensors and tensor names, but got "
         f"{entry!r} of type {type(entry).__name__}. Inside a `tf.function`, use the "
         "tensors that the model computes there."
     )
@@ -329,7 +326,7 @@ def _unknown_names(
         told.append(f"{name!r} ({hint})")
     what = "a tensor" if len(told) == 1 else f"{len(told)} tensors"
     return UnknownCheckpointNameError(
-        f"{_WHERE}: `checkpoints` names {what} that the graph has not: "
+        f"{place()}: `checkpoints` names {what} that the graph has not: "
         f"{shortened(told)}. `last_plan().kept` of an automatic plan lists names that "
         "serve."
     )

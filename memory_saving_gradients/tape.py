@@ -77,6 +77,21 @@ class GradientTape(tf_internals.StockTape):
         cost: Any = None,
         verify: bool = False,
     ) -> None:
+        """Makes a tape; `with` starts it. The arguments are those of the class.
+
+        Args:
+            persistent: As in `tf.GradientTape`.
+            watch_accessed_variables: As in `tf.GradientTape`.
+            checkpoints: What to keep, as in `memory_saving_gradients.gradients`.
+            unknown_dim: What an unknown dimension is taken to be while planning.
+            cost: Measured seconds of ops.
+            verify: Whether recomputed tensors are compared at run time.
+
+        Raises:
+            CheckpointError: `checkpoints` is nothing that it may be.
+            CostError: `cost` holds no measured times.
+            TypeError, ValueError: `unknown_dim` is no positive int.
+        """
         self._newest_plan: Plan | None = None
         self._setting: Setting | None = parse_setting(
             checkpoints, unknown_dim, cost, verify, where="GradientTape"

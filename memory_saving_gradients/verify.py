@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients import tf_internals
-from memory_saving_gradients.errors import VerificationUnavailableError
+from memory_saving_gradients.errors import VerificationUnavailableError, place
 from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.tf_write import Rewiring
 from memory_saving_gradients.user_code import user_line
@@ -37,8 +37,8 @@ def require_assertions(graph: tf.Graph) -> None:
     """
     if tf_internals.in_xla(graph):
         raise VerificationUnavailableError(
-            "`memory_saving_gradients.gradients`: `verify=True` needs assertions at "
-            "run time, but XLA drops them. Verify with `jit_compile=False`."
+            f"{place()}: `verify=True` needs assertions at run time, but XLA drops "
+            "them. Verify with `jit_compile=False`."
         )
 
 

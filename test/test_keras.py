@@ -404,6 +404,16 @@ def test_input_layers_are_the_models_and_serve_nothing() -> None:
             msg.memory_saving(model, given)
 
 
+def test_an_empty_collection_speaks_of_layers() -> None:
+    model = msg.memory_saving(made(sequential), "collection")
+    with pytest.raises(msg.CheckpointError, match="but it is empty") as raised:
+        fitted(model)
+    told = str(raised.value)
+    assert "`memory_saving_gradients.memory_saving`:" in told
+    assert "the default" not in told
+    assert "a list of layers, `[layer1, layer2]`" in told
+
+
 def test_what_is_no_model() -> None:
     with pytest.raises(TypeError, match="expected a Keras model"):
         msg.memory_saving(keras.layers.Dense(3))

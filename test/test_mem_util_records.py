@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mem_util import NoMemoryDataError, Record, Span, build_timeline, format_bytes
+from mem_util import (
+    NoMemoryDataError,
+    Record,
+    Span,
+    Timeline,
+    Trace,
+    build_timeline,
+    format_bytes,
+    measure,
+    plot_memory_timeline,
+)
 from mem_util.lanes import assign_lanes, thin_curve, thin_spans
 
 
@@ -193,3 +203,27 @@ def test_import_is_cheap():
         "assert not any(m.startswith('memory_saving') for m in sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_reprs_are_short():
+    records = [Record(time_ns=n, bytes=2**20, op=f"op{n}") for n in range(5000)]
+    line = build_timeline("/cpu:0", records)
+    assert repr(line) == "<Timeline of /cpu:0: 5000 records, peak 4.9 GiB>"
+    traced = Trace("a test", {"/cpu:0": line}, (), {})
+    assert str(traced) == "<Trace: /cpu:0 peak 4.9 GiB, 0 runs of ops, from a test>"
+    assert "empty" in repr(Timeline("/cpu:0", (), (), (), ()))
+
+
+def test_what_cannot_be_measured():
+    with pytest.raises(TypeError, match=r"a function to call, but got 3 of type int"):
+        measure(3)
+    with pytest.raises(ValueError, match=r"`warm_ups` must be at least 0, but got -1"):
+        measure(print, warm_ups=-1)
+    with pytest.raises(TypeError, match=r"`warm_ups` must be an int, but got 1.5"):
+        measure(print, warm_ups=1.5)
+
+
+@pytest.mark.parametrize("path", ["", ".", "/"])
+def test_a_path_that_names_no_file(path):
+    with pytest.raises(ValueError, match="must name a file"):
+        plot_memory_timeline(path, None, None)

@@ -397,6 +397,14 @@ def test_an_empty_collection_leaves_stock_and_warns_once() -> None:
         assert_same_bits(stock, tape_route())
 
 
+def test_an_empty_list_serves_nobody() -> None:
+    with pytest.raises(msg.CheckpointError, match=r"enable`.*an empty list"):
+        msg.enable([])
+    with pytest.raises(msg.CheckpointError, match=r"enabled`.*an empty list"):
+        msg.enabled([]).__enter__()
+    assert not msg.status().active
+
+
 # -- Keras models that were traced before ----------------------------------------------
 
 

@@ -357,3 +357,30 @@ def test_verification() -> None:
     step(tf.constant(fixed(4, 8)))
     graph = step.get_concrete_function(tf.constant(fixed(4, 8))).graph
     assert any("recompute/verify" in op.name for op in graph.get_operations())
+
+
+@pytest.mark.parametrize("checkpoints", [[], ["none:0"], "collection", lambda t: 3])
+def test_errors_name_the_tape(checkpoints: Any) -> None:
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> Any:
+        with msg.GradientTape(checkpoints=checkpoints) as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(tf.tanh(tf.tanh(tf.tanh(x))))
+        return tape.gradient(y, x)
+
+    with pytest.raises(msg.CheckpointError) as raised:
+        step(tf.ones([64]))
+    told = str(raised.value)
+    assert "`memory_saving_gradients.GradientTape`:" in told
+    assert "gradients`" not in told and "the default" not in told
+
+
+def test_the_initializer_is_documented() -> None:
+    assert "checkpoints: What to keep" in str(msg.GradientTape.__init__.__doc__)
+
+
+def test_ints_of_numpy_serve_as_unknown_dim() -> None:
+    msg.GradientTape(unknown_dim=np.int64(3))
+    for wrong in (True, np.bool_(True), 3.0, "3", None):
+        with pytest.raises(TypeError, match="`unknown_dim` must be an int"):
+            msg.GradientTape(unknown_dim=wrong)
