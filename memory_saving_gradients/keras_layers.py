@@ -24,7 +24,7 @@ from memory_saving_gradients.errors import (
     UnknownCheckpointNameError,
     shortened,
 )
-from memory_saving_gradients.selection import level_of_caller
+from memory_saving_gradients.user_code import level_of_caller
 
 __all__ = ["WHERE", "Outputs", "choose", "is_layer", "layers_of_model", "unknown_word"]
 

@@ -8,10 +8,7 @@ whose buffer it shares.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import os
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -37,16 +34,10 @@ from memory_saving_gradients.errors import (
 from memory_saving_gradients.graph import Storage
 from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.tf_read import Reading
+from memory_saving_gradients.user_code import level_of_caller
 from memory_saving_gradients.wording import counted
 
-__all__ = ["accepts", "collected", "describe", "level_of_caller"]
-__all__ += ["plain_variable", "select"]
-
-_NOT_THE_CALLER = (
-    os.path.dirname(os.path.abspath(__file__)),
-    os.path.dirname(os.path.abspath(tf.__file__)),
-    contextlib.__file__,
-)
+__all__ = ["accepts", "collected", "describe", "plain_variable", "select"]
 
 _NEAR = 3
 """At most so many names are suggested for one that is misspelt."""
@@ -236,14 +227,6 @@ def _named(
             stacklevel=level_of_caller(),
         )
     return frozenset(kept)
-
-
-def level_of_caller() -> int:
-    """The `stacklevel` at which a warning shows the line that called this library."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _number(tensor: tf.Tensor, reading: Reading) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import selection, tf_internals
+from memory_saving_gradients import tf_internals, user_code
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.inside import InsidePlan
 from memory_saving_gradients.measured import Coverage, Measured
@@ -128,6 +128,6 @@ def _priced(reading: Reading, cost: Measured) -> tuple[Reading, Coverage]:
     if not priced.coverage.named and priced.coverage.ops:
         warnings.warn(
             f"`memory_saving_gradients`: {cost.complaint(reading.graph.ops)}",
-            stacklevel=selection.level_of_caller(),
+            stacklevel=user_code.level_of_caller(),
         )
     return replace(reading, graph=priced.graph), priced.coverage

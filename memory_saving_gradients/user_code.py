@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-__all__ = ["layers_of", "user_line"]
+__all__ = ["layers_of", "level_of_caller", "user_line"]
 
 _OWN = os.path.dirname(os.path.abspath(__file__))
 _LIBRARIES = tuple(
     os.sep + name + os.sep
     for name in ("tensorflow", "keras", "tf_keras", "site-packages")
 )
+
+_NOT_THE_CALLER = (
+    os.path.dirname(os.path.abspath(__file__)),
+    os.path.dirname(os.path.abspath(tf.__file__)),
+    contextlib.__file__,
+)
+
+
+def level_of_caller() -> int:
+    """The `stacklevel` at which a warning shows the line that called this library."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def user_line(op: tf.Operation) -> str:

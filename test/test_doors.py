@@ -16,9 +16,10 @@ from tf_helpers import assert_same_bits, copies_in, fixed, run
 
 import mem_util
 import memory_saving_gradients as msg
-from memory_saving_gradients import counting, doors, plan, tf_internals
+from memory_saving_gradients import counting, doors, tf_internals
 from memory_saving_gradients.autodiff import Setting
 from memory_saving_gradients.checkpoints import Auto
+from memory_saving_gradients.plan import _newest
 
 v1 = tf.compat.v1
 
@@ -47,7 +48,7 @@ def shut_doors() -> Iterator[None]:
 
 def forget_graphs() -> None:
     """`last_plan()` is what keeps a rewired graph alive that nobody else holds."""
-    vars(plan._newest).clear()
+    vars(_newest).clear()
     gc.collect()
     with doors.hold_open():
         pass
