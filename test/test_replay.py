@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tape_helpers import chain, variables
-from tf_helpers import ROUTES, Work, check, copies_in, fixed
+from tf_helpers import EXACT_ROUTES, Work, check, copies_in, fixed
 
 import memory_saving_gradients as msg
 from memory_saving_gradients import budgeted, inside, selection
@@ -141,7 +141,9 @@ def test_a_plan_that_leaves_the_graph_as_it_is():
 
 
 @pytest.mark.usefixtures("no_meta_optimizer")
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "route", [*EXACT_ROUTES, pytest.param("jitted", marks=pytest.mark.slow)]
+)
 def test_gradients_are_stocks(route: str):
     first = check(work(), route, "memory")
     plan = check(work(), route, msg.Plan.from_json(first.to_json()))
