@@ -11,7 +11,7 @@ import tensorflow as tf
 from memory_saving_gradients.inside import InsidePlan
 from memory_saving_gradients.measured import Coverage
 from memory_saving_gradients.planners import PLANNERS
-from memory_saving_gradients.replay import graph_lines
+from memory_saving_gradients.replay import graph_lines, rerun_lines
 from memory_saving_gradients.saved import SavedPlan
 from memory_saving_gradients.schedule import Schedule
 from memory_saving_gradients.simulate import Timeline
@@ -151,6 +151,7 @@ class Plan:
             unknown_dim=self.reading.unknown_dim,
             kept=self.kept,
             recomputed=self.recomputed,
+            reruns=rerun_lines(self.schedule, self.reading),
             graph=graph_lines(self.reading),
         ).to_json()
 

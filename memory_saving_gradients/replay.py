@@ -16,12 +16,19 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.errors import PlanMismatchError, place, shortened
 from memory_saving_gradients.saved import SavedPlan, fingerprint
 from memory_saving_gradients.schedule import Schedule
 from memory_saving_gradients.tf_read import Reading
 
-__all__ = ["graph_lines", "kept_as_saved", "require_same_work"]
+__all__ = [
+    "graph_lines",
+    "kept_as_saved",
+    "require_same_work",
+    "rerun_lines",
+    "reruns_as_saved",
+]
 
 
 _WHAT_TO_DO = (
@@ -107,6 +114,47 @@ def _without_counters(line: str) -> str:
     """A line without the numbers at the end of the parts of names."""
     names, arrow, types = line.rpartition(" -> ")
     return re.sub(r"(_\d+)+(?=[/: ,)]|$)", "", names) + arrow + types
+
+
+def rerun_lines(schedule: Schedule, reading: Reading) -> tuple[str, ...]:
+    """What is copied before which backward op, if some op is copied several times."""
+    if max(schedule.runs.values(), default=1) == 1:
+        return ()
+    runs: dict[int, list[str]] = {}
+    slot = 0
+    for step in schedule.steps:
+        if step.copy:
+            runs.setdefault(slot, []).append(reading.graph.ops[step.op].name)
+        else:
+            slot += 1
+    return tuple(f"{slot}: {' '.join(names)}" for slot, names in runs.items())
+
+
+def reruns_as_saved(
+    saved: SavedPlan, reading: Reading, buffers: Buffers
+) -> dict[int, tuple[int, ...]] | None:
+    """`rerun_lines` as `make_schedule` wants it; None if there are none.
+
+    Raises:
+        PlanMismatchError: Somebody has edited them.
+    """
+    if not saved.reruns:
+        return None
+    positions = {
+        reading.graph.ops[op].name: position
+        for position, op in enumerate(buffers.forward)
+    }
+    found: dict[int, tuple[int, ...]] = {}
+    for line in saved.reruns:
+        slot, _, names = line.partition(": ")
+        try:
+            found[int(slot)] = tuple(positions[name] for name in names.split(" "))
+        except (KeyError, ValueError):
+            raise PlanMismatchError(
+                f"{place()}: the saved plan runs again what is not in its own graph: "
+                f"{line[:60]!r}. It was edited by hand: save it anew."
+            ) from None
+    return found
 
 
 def require_same_work(saved: SavedPlan, schedule: Schedule, reading: Reading) -> None:

@@ -134,7 +134,10 @@ def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
     stock = problem.stock
     allowed = None
     if isinstance(checkpoints, SavedPlan):
-        choice = Choice(replay.kept_as_saved(checkpoints, reading))
+        choice = Choice(
+            replay.kept_as_saved(checkpoints, reading),
+            replay.reruns_as_saved(checkpoints, reading, buffers),
+        )
     elif isinstance(checkpoints, Budget):
         allowed = allowance(checkpoints, problem, reading)
         choice = chosen_within(allowed, checkpoints, problem, reading)

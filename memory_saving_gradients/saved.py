@@ -41,6 +41,8 @@ class SavedPlan:
         unknown_dim: What an unknown dimension was taken to be.
         kept: Names of the kept tensors, in graph order.
         recomputed: Names of the recomputed ops, in graph order.
+        reruns: If ops run more than twice, a line for each stretch of copies: the
+            number of the backward op before which they run, and their names.
         graph: The forward ops, one line each, in graph order.
     """
 
@@ -54,6 +56,7 @@ class SavedPlan:
     unknown_dim: int
     kept: tuple[str, ...]
     recomputed: tuple[str, ...]
+    reruns: tuple[str, ...]
     graph: tuple[str, ...]
 
     @cached_property
@@ -89,7 +92,7 @@ class SavedPlan:
                 isinstance(values[name], kind) and not isinstance(values[name], bool),
                 f"{name!r} is {_short(values[name])}",
             )
-        for name in ("kept", "recomputed", "graph"):
+        for name in ("kept", "recomputed", "reruns", "graph"):
             wrong = [_short(v) for v in values[name] if not isinstance(v, str)]
             _require(not wrong, f"{name!r} holds {shortened(wrong)}")
             values[name] = tuple(values[name])
@@ -107,7 +110,7 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("stock_peak_bytes", "predicted_peak_bytes", "unknown_dim"), int),
     "extra_fraction": int | float,
     "budget_bytes": int | None,
-    **dict.fromkeys(("kept", "recomputed", "graph"), list),
+    **dict.fromkeys(("kept", "recomputed", "reruns", "graph"), list),
 }
 
 

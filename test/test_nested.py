@@ -153,6 +153,31 @@ def test_verified():
     assert max(msg.last_plan().schedule.runs.values()) > 1
 
 
+def test_saved_and_replayed():
+    budget = least(0.8)
+
+    def planned(checkpoints: object) -> msg.Plan:
+        weights = [tf.Variable(w) for w in work().weights]
+
+        @tf.function
+        def step(x):
+            loss = network(weights, [x])
+            return msg.gradients(loss, weights, checkpoints=checkpoints)
+
+        step.get_concrete_function(tf.TensorSpec([512, 32]))
+        return msg.last_plan()
+
+    plan = planned(budget)
+    text = plan.to_json()
+    again = planned(msg.Plan.from_json(text))
+    assert again.schedule == plan.schedule
+    assert again.timeline == plan.timeline
+    assert again.to_json() == text
+    edited = text.replace(' "reruns": [\n  "', ' "reruns": [\n  "x')
+    with pytest.raises(msg.PlanMismatchError, match="edited by hand"):
+        planned(msg.Plan.from_json(edited))
+
+
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_every_run_is_in_the_graph_that_is_executed(jit_compile: bool):
     """Neither Grappler nor XLA takes two copies of an op for one."""
