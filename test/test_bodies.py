@@ -238,6 +238,7 @@ def test_same_bits(model: Model, checkpoints: str) -> None:
         assert any("Tanh" in name for name in copies_inside(graph))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [loop, branches, cases, called, loop_in_call])
 def test_same_bits_under_a_persistent_tape(model: Model) -> None:
     stock, _ = stepping(model, "stock", persistent=True)
@@ -246,6 +247,7 @@ def test_same_bits_under_a_persistent_tape(model: Model) -> None:
     assert any("Tanh" in name for name in copies_inside(graph))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model", [lstm, scanned, branches, cases, called, loop_in_call, branch_in_loop]
 )
@@ -269,6 +271,7 @@ def test_masks_are_the_same_in_the_replay() -> None:
 # -- second order ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [loop, branches, called])
 def test_second_order_by_tapes(model: Model) -> None:
     def found(tape: Any) -> list[Any]:
@@ -291,6 +294,7 @@ def test_second_order_by_tapes(model: Model) -> None:
     assert_close(stock, stock, found(msg.GradientTape))
 
 
+@pytest.mark.slow
 def test_symbolic_gradients_twice_through_a_loop() -> None:
     def found(first: Any, second: Any) -> list[Any]:
         ws = variables()
@@ -309,6 +313,7 @@ def test_symbolic_gradients_twice_through_a_loop() -> None:
     assert_close(stock, stock, found(msg.gradients_memory, tf.gradients))
 
 
+@pytest.mark.slow
 def test_jacobians() -> None:
     def found(tape: Any) -> Any:
         ws = variables()

@@ -107,6 +107,7 @@ def test_in_all_the_memory_that_stock_takes_nothing_is_recomputed():
     assert plan_budget(problem, 10 * stock) == problem.everything
 
 
+@pytest.mark.slow
 def test_same_plan_in_every_process():
     code = (
         "from hand_graphs import unet, view;"
@@ -138,6 +139,7 @@ def test_same_plan_in_every_process():
 # -- against brute force ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_is_near_brute_force_on_random_graphs():
     """Within 5 % of the least extra time on 95 % of the cases, and never infeasible
     where a selection fits with room for one tensor."""

@@ -156,6 +156,7 @@ def test_several_arguments_and_results() -> None:
     assert_same_bits(stock, new)
 
 
+@pytest.mark.slow
 def test_compiled_blocks_and_steps() -> None:
     stock, new = both(count=6, jit_compile=True)
     assert_close(stock, stock, new)

@@ -24,6 +24,7 @@ def test_a_front_is_drawn_written_and_told(
     assert all(word in told for word in ("knee", "90%", "Chen's", "uniform"))
 
 
+@pytest.mark.slow
 def test_what_is_said_to_fit_is_measured_to_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

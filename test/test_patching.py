@@ -429,6 +429,7 @@ def test_traced_models_are_traced_again(caplog: pytest.LogCaptureFixture) -> Non
     assert rewired() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twice", [False, True])
 def test_models_of_one_name_are_counted(twice: bool) -> None:
     gc.collect()

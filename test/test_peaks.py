@@ -109,6 +109,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_peaks_do_not_depend_on_the_number_of_threads():
     # All at once: the busier the machine, the more orders the threads try.
     workers = [python(THREADS_WORKER, threads) for threads in (1, 2, 4, 16)]

@@ -95,6 +95,7 @@ def test_prediction_is_drawn(tmp_path: Path, chain_overlay):
     assert image[..., :3].std() > 0.05
 
 
+@pytest.mark.slow
 def test_prediction_is_compared_with_trace_and_allocator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

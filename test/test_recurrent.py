@@ -91,6 +91,7 @@ def test_layers_in_a_step_of_ones_own() -> None:
     assert_same_bits(gradients(tf.GradientTape), gradients(msg.GradientTape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [False, True])
 def test_the_peak_of_two_layers(jit: bool) -> None:
     """Half of stock's at the most: the states of two layers and what goes around."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import tensorflow as tf
 from hand_graphs import Builder
 
@@ -111,6 +112,7 @@ def test_no_recursion_on_a_long_chain():
             msg.gradients(tf.reduce_sum(y), x, checkpoints="memory")
 
 
+@pytest.mark.slow
 def test_no_recursion_on_twenty_thousand_ops():
     length = 20_000
     with shallow_stack(spare=200):

@@ -86,6 +86,7 @@ def test_help_of_python_script_does_not_wait_for_tensorflow(name: str, tmp_path:
     assert "tensorflow" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HELPERS)
 def test_a_module_that_is_no_program_says_whose_it_is(name: str, tmp_path: Path):
     done = run(sys.executable, ROOT / "scripts" / name, "--help", cwd=tmp_path)
