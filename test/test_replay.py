@@ -322,6 +322,7 @@ def test_the_text_is_for_people():
         "unknown_dim",
         "kept",
         "recomputed",
+        "reruns",
         "fingerprint",
         "graph",
     ]
