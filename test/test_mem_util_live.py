@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 from matplotlib import image
 from mem_util_fixtures import counter_values
+from saving_helpers import python
 
 import mem_util
 import memory_saving_gradients as msg
@@ -122,9 +123,9 @@ def train_step(model):
     return step
 
 
-@pytest.mark.parametrize("make", [dense_model, conv_model, transformer_model])
-def test_measure_trace_and_records_agree(make):
-    model, shape = make()
+def agreement(make: str) -> None:
+    """Prints the least of a few runs by each way to measure."""
+    model, shape = globals()[make]()
     step, x = train_step(model), tf.random.normal(shape)
     least = dict.fromkeys((measure, trace, replay), float("inf"))
     for _ in range(10):  # the least of as few runs as agree
@@ -132,8 +133,18 @@ def test_measure_trace_and_records_agree(make):
             least[how] = min(least[how], how(step, x).above_rest_bytes["/cpu:0"])
         measured, traced, recorded = least.values()
         if all(abs(b - measured) <= 0.03 * measured for b in (traced, recorded)):
+            print("they agree")
             return
-    pytest.fail(f"measure {measured}, trace {traced}, records {recorded}")
+    print(f"measure {measured}, trace {traced}, records {recorded}")
+
+
+@pytest.mark.parametrize("make", ["dense_model", "conv_model", "transformer_model"])
+def test_measure_trace_and_records_agree(make):
+    # In a process of its own: the chunks of an allocator that others have used before
+    # are larger than what is asked for.
+    running = python(f"import test_mem_util_live as t; t.agreement({make!r})")
+    told, errors = running.communicate(timeout=300)
+    assert "they agree" in told, told + errors
 
 
 def test_measure_says_how_and_what_is_not_counted():
