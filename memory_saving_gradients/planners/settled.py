@@ -4,9 +4,8 @@ A draw that cannot be repeated is held as long as anything made of it may be ask
 again. What is made of it alone and is smaller (a mask of bools) serves as well, so this
 is kept: `masks_of_draws`, which also serve those who select by hand.
 
-A draw that can be repeated costs about ten times what reading its result does, so that
-`memory` keeps its mask, too, a quarter of its size: `masks_of_dear_draws`. (A
-transformer: 0.16 of stock's peak at 22 % more work, instead of 0.12 at 29 %.)
+A draw that can be repeated costs about ten times what reading its result does: its mask
+is worth a little memory to `memory` (`masks_of_dear_draws`).
 
 A cast costs one pass over memory. There is no point in holding one of a variable, which
 is there anyway and would be there twice: `casts_of_what_rests`, for automatic
