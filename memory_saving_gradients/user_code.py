@@ -12,7 +12,9 @@ import tensorflow as tf
 
 __all__ = ["layers_of", "level_of_caller", "user_line"]
 
-_OWN = os.path.dirname(os.path.abspath(__file__))
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+# What measures a step calls it, and stands in its traceback.
+_OWN = (_PACKAGE, os.path.join(os.path.dirname(_PACKAGE), "mem_util"))
 _LIBRARIES = tuple(
     os.sep + name + os.sep
     for name in ("tensorflow", "keras", "tf_keras", "site-packages")
