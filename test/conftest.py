@@ -29,3 +29,24 @@ def no_meta_optimizer() -> Iterator[None]:
     yield
     before.setdefault("disable_meta_optimizer", False)
     tf.config.optimizer.set_experimental_options(before)
+
+
+SLOW_FILES = frozenset(
+    (
+        "test_bench_peers.py",
+        "test_called.py",
+        "test_gpt3_layer.py",
+        "test_looking_scripts.py",
+        "test_recurrent.py",
+        "test_second_order.py",
+    )
+)
+"""Files whose tests take long together."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of these files as slow."""
+    for item in items:
+        if item.path.name in SLOW_FILES:
+            item.add_marker("slow")
