@@ -272,7 +272,7 @@ def test_two_threads_build_one_graph(kind: str) -> None:
         x = tf.constant(fixed(4, 8))
         starts = [tf.constant(fixed(8, 8, seed=i)) for i in range(8)]
         results: dict[int, Any] = {}
-        turns = threading.Barrier(2)
+        turns = threading.Barrier(2, timeout=60)
 
         @tf.custom_gradient
         def meeting(y: tf.Tensor) -> Any:
