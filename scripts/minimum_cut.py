@@ -1,14 +1,11 @@
 """The cheapest sets of tensors to keep, by minimum cuts: bytes against work.
 
-With every op run again at most once, minimise
+With every op run again at most once, `minimum_cut` minimises
 
     bytes of what is kept  +  mu * work of what is run again
 
-over all selections, by the minimum cut of this network: a node *needed* for each tensor
-and a node *redone* for each op; the source flows without limit into each tensor that a
-backward op reads; needed(t) into redone(maker of t) with the bytes of t, which is cut
-if t is kept; redone(v) without limit into needed(u) for all u that v reads; redone(v)
-into the sink with mu times its work, without limit if it may not be run again.
+over all selections, as the library's planner does (`planners.cheapest`), but with no
+tensor too small to be in question.
 
 `hull` finds all selections that are best for some mu. Two neighbours on the hull are
 either the only ones between their own slopes, or the cut at that slope finds one
@@ -20,9 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import networkx as nx
-
 from memory_saving_gradients.planners import Problem
+from memory_saving_gradients.planners.cheapest import Cheapest
 from memory_saving_gradients.schedule import make_schedule
 
 __all__ = ["Cut", "filled", "hull", "measured", "minimum_cut"]
@@ -50,34 +46,20 @@ class Cut:
 def minimum_cut(problem: Problem, mu: float) -> Cut:
     """The selection of least bytes plus `mu` times work."""
     buffers = problem.buffers
-    network = nx.DiGraph()
-    useful = [buffers.forward[position] for position in problem.useful]
-    network.add_nodes_from(("source", "sink"))
-    for tensor in buffers.residuals:
-        network.add_edge("source", ("needed", tensor))
-    for op in useful:
-        node = buffers.graph.ops[op]
-        for tensor in buffers.makes[op]:
-            # What stays to the end is there anyway.
-            size = 0 if tensor in buffers.endless else buffers.size[tensor]
-            network.add_edge(
-                ("needed", tensor), ("redone", op), capacity=size * _PRECISION
-            )
-        for tensor in buffers.reads[op]:
-            network.add_edge(("redone", op), ("needed", tensor))
-        work = round(mu * node.seconds * _PRECISION)
-        limit = {} if node.pin is not None else {"capacity": work}
-        network.add_edge(("redone", op), "sink", **limit)
-    _, (reached, _) = nx.minimum_cut(network, "source", "sink")
-    return measured(
-        problem,
-        frozenset(
-            tensor
-            for op in useful
-            for tensor in buffers.makes[op]
-            if ("needed", tensor) in reached and ("redone", op) not in reached
-        ),
-    )
+    ops = buffers.graph.ops
+
+    def price_of_tensor(tensor: int) -> int:
+        # What stays to the end is there anyway.
+        held = 0 if tensor in buffers.endless else buffers.size[tensor]
+        return held * _PRECISION
+
+    def price_of_op(op: int) -> int | None:
+        if ops[op].pin is not None:
+            return None
+        return round(mu * ops[op].seconds * _PRECISION)
+
+    cheapest = Cheapest(buffers, problem.useful_tensors, price_of_tensor)
+    return measured(problem, cheapest.held(price_of_op))
 
 
 def hull(problem: Problem) -> list[Cut]:
