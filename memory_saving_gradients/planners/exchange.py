@@ -16,13 +16,20 @@ from collections.abc import Set
 
 from memory_saving_gradients.planners.front import Front
 from memory_saving_gradients.planners.problem import Problem
-from memory_saving_gradients.planners.refine import dearest_first
+from memory_saving_gradients.planners.refine import (
+    dearest_first,
+    fill_up,
+    peak_and_near,
+)
 from memory_saving_gradients.sweep import Sweep
 
 __all__ = ["Search"]
 
 _LOOKED_AT = 6
 """How many tensors of a kind `repair` tries before each change."""
+
+_NEAR = 64
+"""What stands within this part of the peak counts as near it."""
 
 _MOST_REPAIRS = 40
 """Changes after which a selection is given up."""
@@ -61,7 +68,7 @@ class Search:
             changed.
         """
         changed: list[int] = []
-        height = self._height(sweep)
+        height = peak_and_near(sweep.profile(), _NEAR)
         while height[0] > self.budget_bytes:
             move = None
             if len(changed) < most:
@@ -72,33 +79,20 @@ class Search:
                 return None
             sweep.toggle(move)
             changed.append(move)
-            height = self._height(sweep)
+            height = peak_and_near(sweep.profile(), _NEAR)
             self.front.see(sweep)
         return changed
 
     def refill(self, sweep: Sweep, most_work: int, rounds: int | None = None) -> None:
-        """Keeps whatever fits, the dearest for its bytes first, until nothing does.
-
-        Once a tensor is kept, others may fit that did not before: so it goes on until
-        a whole round has kept nothing, or for `rounds` rounds.
-        """
-        gained = True
-        while gained and rounds != 0:
-            rounds = None if rounds is None else rounds - 1
-            gained = False
-            for tensor in dearest_first(self.problem, sweep):
-                if sweep.work >= most_work:
-                    return
-                before = sweep.extra_seconds
-                sweep.toggle(tensor)
-                if (
-                    sweep.extra_seconds < before
-                    and sweep.peak_bytes <= self.budget_bytes
-                ):
-                    gained = True
-                    self.front.see(sweep)
-                else:
-                    sweep.toggle(tensor)
+        """Keeps whatever fits, the dearest for its bytes first (`refine.fill_up`)."""
+        fill_up(
+            self.problem,
+            sweep,
+            lambda: sweep.peak_bytes <= self.budget_bytes,
+            most_work,
+            rounds=rounds,
+            gained=self.front.see,
+        )
 
     def exchange(self, sweep: Sweep, most_work: int) -> None:
         """Keeps one more tensor and lets others go for it, as long as that wins
@@ -125,15 +119,6 @@ class Search:
                             sweep.toggle(other)
                 sweep.toggle(tensor)
 
-    def _height(self, sweep: Sweep) -> tuple[int, int]:
-        """The peak, and how much stands within a sixty-fourth of it: a peak is often
-        reached at several steps at once."""
-        profile = sweep.profile()
-        peak = int(profile.max(initial=0))
-        floor = peak - peak // 64
-        near = profile[profile > floor]
-        return peak, int(near.sum()) - floor * len(near)
-
     def _cheapest_move(
         self, sweep: Sweep, frozen: Set[int], height: tuple[int, int]
     ) -> int | None:
@@ -143,7 +128,10 @@ class Search:
         for tensor in self._at_the_peak(sweep, frozen, excess):
             before = sweep.extra_seconds
             sweep.toggle(tensor)
-            new, cost = self._height(sweep), sweep.extra_seconds - before
+            new, cost = (
+                peak_and_near(sweep.profile(), _NEAR),
+                sweep.extra_seconds - before,
+            )
             sweep.toggle(tensor)
             if new < height:
                 # What lowers one of several peaks counts a little.

@@ -7,7 +7,7 @@ never by the clock: the plan must not depend on how busy the machine is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,22 @@ from numpy.typing import NDArray
 from memory_saving_gradients.planners.problem import Problem
 from memory_saving_gradients.sweep import Sweep
 
-__all__ = ["CONSUMED", "dearest_first", "lower_peak", "score", "spend_slack"]
+__all__ = [
+    "CONSUMED",
+    "dearest_first",
+    "fill_up",
+    "lower_peak",
+    "peak_and_near",
+    "score",
+    "spend_slack",
+]
 
 
 CONSUMED = 4
 """How much more the peak of a caller counts who consumes gradients at once."""
+
+_NEAR = 32
+"""What stands within this part of a peak counts as near it."""
 
 
 def lower_peak(
@@ -70,39 +81,66 @@ def score(sweep: Sweep, weight: int = CONSUMED) -> tuple[int, int]:
 
     `weight` is how much the peak counts of a caller who consumes gradients at once.
     """
-    held, near_held = _peak(sweep.profile())
-    consumed, near_consumed = _peak(sweep.profile_if_consumed())
+    held, near_held = peak_and_near(sweep.profile(), _NEAR)
+    consumed, near_consumed = peak_and_near(sweep.profile_if_consumed(), _NEAR)
     return held + weight * consumed, near_held + weight * near_consumed
 
 
-def _peak(profile: NDArray[np.int64]) -> tuple[int, int]:
+def peak_and_near(profile: NDArray[np.int64], near: int) -> tuple[int, int]:
+    """The peak, and how much stands within one part in `near` below it: a peak is often
+    reached at several steps at once."""
     peak = int(profile.max(initial=0))
-    floor = peak - peak // 32
+    floor = peak - peak // near
     above = profile[profile > floor]
     return peak, int(above.sum()) - floor * len(above)
 
 
 def spend_slack(problem: Problem, sweep: Sweep, most_work: int) -> None:
-    """Keeps recomputed tensors, the costliest first, where that raises neither peak.
+    """Keeps recomputed tensors, the costliest first, where that raises neither peak."""
+    held, consumed = sweep.peak_bytes, sweep.peak_if_consumed
+    fill_up(
+        problem,
+        sweep,
+        lambda: sweep.peak_bytes <= held and sweep.peak_if_consumed <= consumed,
+        most_work,
+    )
+
+
+def fill_up(
+    problem: Problem,
+    sweep: Sweep,
+    fits: Callable[[], bool],
+    most_work: int,
+    *,
+    rounds: int | None = None,
+    gained: Callable[[Sweep], None] | None = None,
+) -> None:
+    """Keeps whatever fits, the dearest for its bytes first, until nothing does.
 
     Once a tensor is kept, others may be that were not before: no copy needs them any
     more. So it goes on until a whole round has kept nothing.
+
+    Args:
+        problem: The planning problem.
+        sweep: The selection, changed in place.
+        fits: Whether the selection of this moment may stand.
+        most_work: Ends when the sweep has done so much.
+        rounds: Ends after so many rounds.
+        gained: Told of the sweep each time something was kept.
     """
-    held, consumed = sweep.peak_bytes, sweep.peak_if_consumed
-    gained = True
-    while gained:
-        gained = False
+    improved = True
+    while improved and rounds != 0:
+        rounds = None if rounds is None else rounds - 1
+        improved = False
         for tensor in dearest_first(problem, sweep):
             if sweep.work >= most_work:
                 return
             before = sweep.extra_seconds
             sweep.toggle(tensor)
-            if (
-                sweep.extra_seconds < before
-                and sweep.peak_bytes <= held
-                and sweep.peak_if_consumed <= consumed
-            ):
-                gained = True
+            if sweep.extra_seconds < before and fits():
+                improved = True
+                if gained is not None:
+                    gained(sweep)
             else:
                 sweep.toggle(tensor)
 
