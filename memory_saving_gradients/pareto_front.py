@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from memory_saving_gradients.errors import (
     MemorySavingGradientsError,
 )
 from memory_saving_gradients.planners.budget import explored, ladder
+from memory_saving_gradients.planners.front import Point
 from memory_saving_gradients.rewire import plan_of
 from memory_saving_gradients.scratch import copied
 from memory_saving_gradients.study import Study
@@ -175,26 +175,19 @@ def front_of(study: Study) -> Pareto:
     def point(peak_bytes: int, extra: float) -> ParetoPoint:
         return ParetoPoint(peak_bytes, extra, extra / seconds if seconds else 0.0)
 
-    found = [
-        point(p.peak_bytes, p.extra_seconds)
-        for p in explored(problem, ladder(problem, _LEVELS))
-    ]
-    memory, speed = (
-        point(plan.predicted_peak_bytes, plan.extra_seconds)
-        for plan in (plan_of(study, Auto(mode)) for mode in ("memory", "speed"))
+    front = explored(problem, ladder(problem, _LEVELS))
+    memory, speed = (plan_of(study, Auto(mode)) for mode in ("memory", "speed"))
+    for plan in (memory, speed):
+        front.add(
+            Point(plan.predicted_peak_bytes, plan.extra_seconds, plan.schedule.kept)
+        )
+    points = tuple(point(p.peak_bytes, p.extra_seconds) for p in front)
+    return Pareto(
+        points,
+        point(memory.predicted_peak_bytes, memory.extra_seconds),
+        point(speed.predicted_peak_bytes, speed.extra_seconds),
+        _knee(points),
     )
-    points = _undominated([*found, memory, speed])
-    return Pareto(points, memory, speed, _knee(points))
-
-
-def _undominated(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
-    """Those that no other betters, by rising peak."""
-    best: list[ParetoPoint] = []
-    for point in sorted(points):
-        # Sums of many changes differ in their last digits.
-        if not best or point.extra_seconds < best[-1].extra_seconds * (1 - 1e-9):
-            best.append(point)
-    return tuple(best)
 
 
 def _knee(points: tuple[ParetoPoint, ...]) -> ParetoPoint:

@@ -115,20 +115,16 @@ def explored(problem: Problem, budgets: Sequence[int]) -> Front:
         found otherwise, the plan of `memory`.
     """
     front = Front()
-    everything = Sweep(problem.buffers, problem.everything)
-    front.see(everything)
+    modes = _modes(problem, front)
     if not problem.candidates:
         return front
-    modes = _modes(problem)
-    for kept in modes:
-        front.see(Sweep(problem.buffers, kept))
-    segments = Segments(problem, modes)
+    segments = Segments(problem, list(modes))
     lowest: list[frozenset[int]] = []
     for budget in reversed(budgets):
         if budget >= problem.stock_peak_bytes:
             continue
         if not lowest:
-            starts = _starts(problem, segments, modes, budget)
+            starts = _starts(segments, modes, budget)
             _search(problem, budget, front, starts)
         if front.best(budget) is None:
             lowest = lowest or _lowest(problem, front, modes)
@@ -139,14 +135,12 @@ def explored(problem: Problem, budgets: Sequence[int]) -> Front:
 
 
 def _lowest(
-    problem: Problem, front: Front, modes: list[frozenset[int]]
+    problem: Problem, front: Front, modes: dict[frozenset[int], int]
 ) -> list[frozenset[int]]:
     """The lowest peaks that can be found: where to begin if nothing fits. (`memory`
     thinks of those, too, who consume gradients at once.)"""
-    peaks = [Sweep(problem.buffers, kept).peak_bytes for kept in modes]
-    best = min(range(len(modes)), key=lambda n: (peaks[n], n))
     found = []
-    for kept in (lowest_peak(problem), modes[best]):
+    for kept in (lowest_peak(problem), min(modes, key=modes.__getitem__)):
         sweep = Sweep(problem.buffers, kept)
         front.see(sweep)
         lower_peak(problem, sweep, sweep.work + problem.effort // 2, weight=0)
@@ -155,18 +149,23 @@ def _lowest(
     return found
 
 
-def _modes(problem: Problem) -> list[frozenset[int]]:
+def _modes(problem: Problem, front: Front) -> dict[frozenset[int], int]:
+    """The ladder between nothing and everything kept, each rung with its peak."""
     rungs = TradeOff(problem).ladder(_RUNGS)
-    return list(dict.fromkeys((problem.always_kept, *rungs, problem.everything)))
+    modes = dict.fromkeys((problem.always_kept, *rungs, problem.everything), 0)
+    for kept in modes:
+        sweep = Sweep(problem.buffers, kept)
+        front.see(sweep)
+        modes[kept] = sweep.peak_bytes
+    return modes
 
 
 def _starts(
-    problem: Problem, segments: Segments, modes: list[frozenset[int]], budget: int
+    segments: Segments, modes: dict[frozenset[int], int], budget: int
 ) -> list[frozenset[int]]:
     """Different selections to start from."""
-    peaks = [Sweep(problem.buffers, kept).peak_bytes for kept in modes]
-    near = sorted(range(len(modes)), key=lambda n: (abs(peaks[n] - budget), n))
-    found = dict.fromkeys(modes[n] for n in near[:_NEAREST])
+    near = sorted(modes, key=lambda kept: abs(modes[kept] - budget))
+    found = dict.fromkeys(near[:_NEAREST])
     for scale in _SCALES:
         found.update(dict.fromkeys(segments.selections(int(scale * budget), _WAYS)))
     return list(found)

@@ -46,15 +46,27 @@ class Front:
     def see(self, sweep: Sweep) -> None:
         """Remembers the current selection if nothing seen so far is as good."""
         peak, seconds = sweep.peak_bytes, sweep.extra_seconds
-        place = bisect_right(self._points, peak, key=_peak)
+        if self._is_new(peak, seconds):
+            self._insert(Point(peak, seconds, frozenset(sweep.kept)))
+
+    def add(self, point: Point) -> None:
+        """Remembers a plan that was made elsewhere, likewise."""
+        if self._is_new(point.peak_bytes, point.extra_seconds):
+            self._insert(point)
+
+    def _is_new(self, peak_bytes: int, seconds: float) -> bool:
+        place = bisect_right(self._points, peak_bytes, key=_peak)
         # Sums of many changes differ in their last digits.
-        if place and self._points[place - 1].extra_seconds <= seconds * (1 + 1e-9):
-            return
-        first = bisect_left(self._points, peak, key=_peak)
-        last = first
-        while last < len(self._points) and self._points[last].extra_seconds >= seconds:
+        return not place or self._points[place - 1].extra_seconds > seconds * (1 + 1e-9)
+
+    def _insert(self, point: Point) -> None:
+        first = last = bisect_left(self._points, point.peak_bytes, key=_peak)
+        while (
+            last < len(self._points)
+            and self._points[last].extra_seconds >= point.extra_seconds
+        ):
             last += 1
-        self._points[first:last] = [Point(peak, seconds, frozenset(sweep.kept))]
+        self._points[first:last] = [point]
 
     def best(self, budget_bytes: float) -> Point | None:
         """The plan of least extra time whose peak is within the budget, if any."""
