@@ -36,7 +36,7 @@ from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.planners.settled import casts_of_what_rests
 from memory_saving_gradients.planners.storage import least_held
-from memory_saving_gradients.schedule import Schedule, make_schedule
+from memory_saving_gradients.schedule import Schedule, make_schedule, seconds_again
 from memory_saving_gradients.simulate import simulate
 from memory_saving_gradients.tf_capture import Captures
 from memory_saving_gradients.tf_read import Reading, read
@@ -231,7 +231,7 @@ def _settle(
         + sum(held for t, held in before.items() if t in read_directly),
         held_bytes=sum(captures.held.values()),
         peak_bytes=simulate(buffers, schedule).peak_bytes,
-        seconds=sum(ops[op].seconds for op in redone),
+        seconds=seconds_again(reading.graph, schedule),
         recomputed=tuple(ops[op].name for op in schedule.recomputed),
     )
 

@@ -35,10 +35,10 @@ from memory_saving_gradients.schedule import (
     Schedule,
     Step,
     make_schedule,
+    seconds_again,
 )
 from memory_saving_gradients.simulate import Timeline, simulate
 from memory_saving_gradients.study import StockGradient, Study, examine
-from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.tf_write import Rewiring, write
 from memory_saving_gradients.verify import verified
 from memory_saving_gradients.wording import counted, sizes_like
@@ -153,7 +153,7 @@ def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
     if isinstance(checkpoints, SavedPlan):
         replay.require_same_work(checkpoints, schedule, reading)
     timeline = simulate(buffers, schedule)
-    extra = _seconds_again(reading, schedule)
+    extra = seconds_again(reading.graph, schedule)
     gain = gain_of(buffers, choice.kept, stock, timeline, extra)
     if choice.reruns is not None:
         gain = replace(gain, peak_if_consumed_bytes=timeline.peak_bytes)
@@ -170,12 +170,6 @@ def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
         )
     chosen = len(choice.kept - problem.forced)
     return _Decision(schedule, timeline, stock, gain, reason, chosen, allowed)
-
-
-def _seconds_again(reading: Reading, schedule: Schedule) -> float:
-    """The estimated time of all copies."""
-    ops = reading.graph.ops
-    return sum(ops[op].seconds * count for op, count in schedule.runs.items())
 
 
 def _reason_for_stock(
@@ -210,7 +204,7 @@ def _plan(
     ops = reading.graph.ops
     tensors = reading.graph.tensors
     schedule = decision.schedule
-    extra = _seconds_again(reading, schedule)
+    extra = seconds_again(reading.graph, schedule)
     saved = checkpoints if isinstance(checkpoints, SavedPlan) else None
     strategy = selection.describe(checkpoints, decision.chosen)
     budget = decision.allowed.bytes if decision.allowed else None

@@ -40,6 +40,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from memory_saving_gradients.buffers import Buffers
+from memory_saving_gradients.graph import TrainingGraph
 from memory_saving_gradients.order import filter_gradients
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "lay_out",
     "make_schedule",
     "next_backward",
+    "seconds_again",
 ]
 
 NEVER = 1 << 60
@@ -240,6 +242,11 @@ def _ties(
             )
         newest[op.device] = index
     return ties
+
+
+def seconds_again(graph: TrainingGraph, schedule: Schedule) -> float:
+    """The estimated time of all copies of a schedule, in seconds."""
+    return sum(graph.ops[op].seconds * times for op, times in schedule.runs.items())
 
 
 def next_backward(steps: tuple[Step, ...]) -> list[int]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from memory_saving_gradients.planners import Problem
 from memory_saving_gradients.planners.cheapest import Cheapest
-from memory_saving_gradients.schedule import make_schedule
+from memory_saving_gradients.schedule import make_schedule, seconds_again
 
 __all__ = ["Cut", "filled", "hull", "measured", "minimum_cut"]
 
@@ -110,7 +110,7 @@ def measured(problem: Problem, kept: frozenset[int]) -> Cut:
     held = schedule.kept - buffers.endless
     return Cut(
         sum(buffers.size[tensor] for tensor in held),
-        sum(buffers.graph.ops[op].seconds for op in schedule.recomputed),
+        seconds_again(buffers.graph, schedule),
         frozenset(held),
     )
 

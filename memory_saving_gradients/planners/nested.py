@@ -32,7 +32,7 @@ import numpy as np
 
 from memory_saving_gradients.planners.cuts import candidate_cuts, selection_at
 from memory_saving_gradients.planners.problem import Problem
-from memory_saving_gradients.schedule import make_schedule
+from memory_saving_gradients.schedule import make_schedule, seconds_again
 from memory_saving_gradients.simulate import simulate
 
 __all__ = ["Nested", "plan_nested"]
@@ -175,8 +175,7 @@ class _Replay:
         )
         reruns = self._replayed(stored, kept, places)
         schedule = make_schedule(buffers, kept, reruns=reruns)
-        ops = buffers.graph.ops
-        seconds = sum(ops[op].seconds * times for op, times in schedule.runs.items())
+        seconds = seconds_again(buffers.graph, schedule)
         peak = simulate(buffers, schedule).peak_bytes
         return Nested(kept, reruns, peak, seconds)
 
