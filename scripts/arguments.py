@@ -4,8 +4,42 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
-__all__ = ["count", "counts", "modes_of", "names_of", "positive", "refuse_unknown"]
+__all__ = [
+    "command_line",
+    "count",
+    "counts",
+    "figures_of_models",
+    "modes_of",
+    "names_of",
+    "positive",
+    "refuse_unknown",
+]
+
+
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """A parser that shows a module's docstring as it stands."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def figures_of_models(parser: argparse.ArgumentParser) -> None:
+    """What scripts take that measure models and make a table of it."""
+    parser.add_argument(
+        "--scale",
+        type=positive,
+        default=1.0,
+        metavar="N",
+        help="size of the models; below 1 for a quick try (1.0)",
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print a table for documents"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write all figures there as JSON"
+    )
 
 
 def count(least: int = 1, most: int | None = None) -> Callable[[str], int]:

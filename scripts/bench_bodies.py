@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from arguments import refuse_unknown
+from arguments import command_line, refuse_unknown
 
 CASES = ("lstm", "long", "longer", "branches", "blocks", "keras")
 
@@ -41,9 +41,7 @@ Row = dict[str, Any]
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("cases", nargs="*", metavar="case", help=f"of {CASES}")
     parser.add_argument("--jit", action="store_true", help="compile steps by XLA")
     parser.add_argument("--out", type=Path, help="a file for the figures, as JSON")

@@ -33,7 +33,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arguments import count, names_of, positive, refuse_unknown
+from arguments import command_line, count, figures_of_models, names_of, refuse_unknown
 from tables import markdown, say, table
 
 MODEL_NAMES = ("mlp", "transformer", "resnet62")
@@ -47,9 +47,7 @@ Case = tuple[str, str, str]
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     known = ", ".join(MODEL_NAMES)
     add("models", nargs="*", metavar="MODEL", help=f"some of: {known} (all)")
@@ -68,15 +66,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="whether XLA compiles (on,off)",
     )
     add("--rounds", type=count(), default=5, metavar="N", help="processes of each (5)")
-    add(
-        "--scale",
-        type=positive,
-        default=1.0,
-        metavar="N",
-        help="size of the models; below 1 for a quick try (1.0)",
-    )
-    add("--markdown", action="store_true", help="print a table for documents")
-    add("--out", type=Path, metavar="FILE", help="write all figures there as JSON")
+    figures_of_models(parser)
     # One process of the table: prints its seconds as JSON.
     add("--worker", choices=("stock", *WAYS), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

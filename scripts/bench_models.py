@@ -44,7 +44,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arguments import count, counts, modes_of, names_of, positive, refuse_unknown
+from arguments import (
+    command_line,
+    count,
+    counts,
+    modes_of,
+    names_of,
+    positive,
+    refuse_unknown,
+)
 from bench_tables import Row, sentence, show
 from tables import say
 
@@ -55,9 +63,7 @@ PARTS = (*MODEL_NAMES, "chains", "building")
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
 
     def option(flag: str, default: Any, kind: Any, text: str) -> None:
         """One flag; a list is given with commas."""

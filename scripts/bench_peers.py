@@ -43,7 +43,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arguments import count, names_of, positive, refuse_unknown
+from arguments import command_line, count, figures_of_models, names_of, refuse_unknown
 from tables import markdown, mebibytes, say, table
 
 MODELS = ("mlp", "transformer", "resnet50", "densenet121")
@@ -58,9 +58,7 @@ Row = dict[str, Any]
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add("models", nargs="*", metavar="MODEL", help=f"some of: {', '.join(MODELS)}")
     add(
@@ -72,16 +70,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     add("--pairs", type=count(), default=7, metavar="N", help="timed pairs (7)")
     add("--runs", type=count(), default=5, metavar="N", help="runs for the peak (5)")
-    add(
-        "--scale",
-        type=positive,
-        default=1.0,
-        metavar="N",
-        help="size of the models; below 1 for a quick try (1.0)",
-    )
     add("--jit", action="store_true", help="compile the steps with XLA")
-    add("--markdown", action="store_true", help="print a table for documents")
-    add("--out", type=Path, metavar="FILE", help="write all figures there as JSON")
+    figures_of_models(parser)
     options = parser.parse_args(arguments)
     refuse_unknown(parser, options.models, MODELS, "model")
     return options

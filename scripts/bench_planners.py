@@ -37,7 +37,7 @@ from pathlib import Path
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arguments import count, counts, names_of, positive
+from arguments import command_line, count, counts, names_of, positive
 from planning import PLANNERS, Row, one_decimal, rows_of
 from tables import Column, say, table
 
@@ -47,9 +47,7 @@ CHAINS = (10, 20, 30)
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add("folder", nargs="?", type=Path, metavar="FOLDER", help="published graphs")
     add("graphs", nargs="*", metavar="GRAPH", help="some of them, by file name (all)")

@@ -39,7 +39,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arguments import count, counts
+from arguments import command_line, count, counts
 from tables import MIB, counted, mebibytes, table
 
 if TYPE_CHECKING:
@@ -81,9 +81,7 @@ STOCK_BYTES_PER_IMAGE_AND_LAYER = 76_000  # measured, for the choice of the batc
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add("--quick", action="store_true", help="the small setting")
     add("--out", type=Path, default=Path("out"), help="folder of the results (out)")

@@ -32,7 +32,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from arguments import count
+from arguments import command_line, count
 from tables import MIB, mebibytes, table
 
 MODES = ("stock", "memory", "speed")
@@ -43,9 +43,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add("--out", type=Path, default=Path("out"), help="folder of the picture (out)")
     add("--steps", type=count(), default=8, help="training steps of each row (8)")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arguments import count
+from arguments import command_line, count
 
 # Last, so that an installed package wins over the checkout.
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,9 +53,7 @@ NAMES = {
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add(
         "--out",

@@ -31,7 +31,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arguments import count, positive, refuse_unknown
+from arguments import command_line, count, positive, refuse_unknown
 from tables import Column, mebibytes, say, table
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ Row = dict[str, Any]
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     known = ", ".join(MODEL_NAMES)
     add("model", nargs="?", default="mlp", help=f"one of {known} (mlp)")

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arguments import count, counts
+from arguments import command_line, count, counts
 from tables import Column, table
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ SELECTIVE = {"name": "selective (Megatron-LM)", "kept": 34.0, "products": 2.7}
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     for name, default, what in (
         ("length", 2048, "tokens of a sequence, s"),

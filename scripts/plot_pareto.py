@@ -31,7 +31,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arguments import positive, refuse_unknown
+from arguments import command_line, positive, refuse_unknown
 from tables import say
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ MODEL_NAMES = ("mlp", "transformer", "resnet62", "unet", "densenet121", "resnet5
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add("models", nargs="+", metavar="MODEL", help=f"some of {', '.join(MODEL_NAMES)}")
     add("--scale", type=positive, default=1.0, help="size of the models (1.0)")

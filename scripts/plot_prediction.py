@@ -40,7 +40,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arguments import count, names_of, positive, refuse_unknown
+from arguments import command_line, count, names_of, positive, refuse_unknown
 from tables import MIB, markdown, mebibytes, say, table
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ Row = dict[str, Any]
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     known = ", ".join(MODEL_NAMES)
     add("models", nargs="*", metavar="MODEL", help=f"some of: {known} (all)")

@@ -41,7 +41,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from arguments import count, names_of
+from arguments import command_line, count, names_of
 from tables import mebibytes, table
 
 WORKERS = 2
@@ -55,9 +55,7 @@ class WorkerError(Exception):
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add("--out", type=Path, help="folder for weights and figures (a temporary one)")
     add(

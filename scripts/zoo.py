@@ -43,7 +43,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Last, so that an installed package wins over the checkout.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from arguments import count, positive
+from arguments import command_line, count, positive
 from tables import markdown, mebibytes, say, table
 
 MODES = ("memory", "speed")
@@ -52,9 +52,7 @@ Row = dict[str, Any]
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="some architectures (all)")
     add("--mode", choices=MODES, default="memory", help="of our tape (memory)")
