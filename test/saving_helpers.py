@@ -21,6 +21,7 @@ __all__ = [
     "matmuls_in",
     "planned",
     "python",
+    "recording",
     "weights_of",
 ]
 
@@ -49,6 +50,11 @@ def differentiate(mode: Any, ys: Any, xs: Any) -> list[Any]:
     if mode == "stock":
         return tf.gradients(ys, xs)
     return msg.gradients(ys, xs, checkpoints=mode)
+
+
+def recording(mode: Any) -> tf.GradientTape:
+    """Stock's tape for "stock", the library's for anything else."""
+    return tf.GradientTape() if mode == "stock" else msg.GradientTape(checkpoints=mode)
 
 
 def planned(op_type: str) -> int:

@@ -42,13 +42,20 @@ def lstm(x: tf.Tensor, ws: Any) -> tf.Tensor:
     return tf.while_loop(lambda i, *_: i < 5, cell, [0, x, x], maximum_iterations=5)[1]
 
 
-def loop(x: tf.Tensor, ws: Any) -> tf.Tensor:
+def repeated(
+    once: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, times: int = 3
+) -> tf.Tensor:
+    """A loop that applies a function so many times."""
     return tf.while_loop(
-        lambda i, _: i < 4,
-        lambda i, y: (i + 1, block(block(y, ws[0]), ws[1])),
+        lambda i, _: i < times,
+        lambda i, y: (i + 1, once(y)),
         [0, x],
-        maximum_iterations=4,
+        maximum_iterations=times,
     )[1]
+
+
+def loop(x: tf.Tensor, ws: Any) -> tf.Tensor:
+    return repeated(lambda y: block(block(y, ws[0]), ws[1]), x, 4)
 
 
 def until(x: tf.Tensor, ws: Any) -> tf.Tensor:
@@ -97,31 +104,16 @@ def called_twice(x: tf.Tensor, ws: Any) -> tf.Tensor:
 
 
 def loop_in_loop(x: tf.Tensor, ws: Any) -> tf.Tensor:
-    return tf.while_loop(
-        lambda i, _: i < 3,
-        lambda i, y: (i + 1, block(loop(y, ws), ws[2])),
-        [0, x],
-        maximum_iterations=3,
-    )[1]
+    return repeated(lambda y: block(loop(y, ws), ws[2]), x)
 
 
 def branch_in_loop(x: tf.Tensor, ws: Any) -> tf.Tensor:
-    return tf.while_loop(
-        lambda i, _: i < 3,
-        lambda i, y: (i + 1, block(branches(y, ws), ws[2])),
-        [0, x],
-        maximum_iterations=3,
-    )[1]
+    return repeated(lambda y: block(branches(y, ws), ws[2]), x)
 
 
 def call_in_loop(x: tf.Tensor, ws: Any) -> tf.Tensor:
     function = tf.function(lambda y: block(block(y, ws[0]), ws[1]), autograph=False)
-    return tf.while_loop(
-        lambda i, _: i < 3,
-        lambda i, y: (i + 1, block(function(y), ws[2])),
-        [0, x],
-        maximum_iterations=3,
-    )[1]
+    return repeated(lambda y: block(function(y), ws[2]), x)
 
 
 def loop_in_call(x: tf.Tensor, ws: Any) -> tf.Tensor:
@@ -137,12 +129,7 @@ def redone(x: tf.Tensor, ws: Any) -> tf.Tensor:
     # Stock's own fails in a loop that reads variables.
     w = ws[0].read_value()
     function = tf.recompute_grad(lambda y: block(block(y, w), w))
-    return tf.while_loop(
-        lambda i, _: i < 3,
-        lambda i, y: (i + 1, block(function(y), ws[2])),
-        [0, x],
-        maximum_iterations=3,
-    )[1]
+    return repeated(lambda y: block(function(y), ws[2]), x)
 
 
 @tf.custom_gradient

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from saving_helpers import recording
 from tf_helpers import assert_close, assert_same_bits, fixed
 
 import memory_saving_gradients as msg
@@ -36,11 +37,7 @@ def stepping(
 
     @tf.function(autograph=False, **keywords)
     def step(x: tf.Tensor) -> Any:
-        if checkpoints == "stock":
-            tape = tf.GradientTape()
-        else:
-            tape = msg.GradientTape(checkpoints=checkpoints)
-        with tape:
+        with recording(checkpoints) as tape:
             tape.watch(x)
             y = x
             for call in calls:

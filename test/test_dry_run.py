@@ -73,10 +73,10 @@ def test_the_plan_of_a_model_is_that_of_its_training(
     assert len(real.kept) == len(dry.kept)
 
 
-def test_the_plan_of_a_function_is_that_of_its_gradient(
+def planned_in_training(
     loss: Callable[..., tf.Tensor], weights: list[tf.Variable]
-):
-    dry = msg.plan(loss, SPEC)
+) -> msg.Plan:
+    """What is planned where the gradient is really taken."""
 
     @tf.function(autograph=False)
     def step(x: tf.Tensor) -> list[tf.Tensor]:
@@ -85,7 +85,14 @@ def test_the_plan_of_a_function_is_that_of_its_gradient(
         return tape.gradient(y, weights)
 
     step.get_concrete_function(SPEC)
-    assert msg.last_plan().kept == dry.kept
+    return msg.last_plan()
+
+
+def test_the_plan_of_a_function_is_that_of_its_gradient(
+    loss: Callable[..., tf.Tensor], weights: list[tf.Variable]
+):
+    dry = msg.plan(loss, SPEC)
+    assert planned_in_training(loss, weights).kept == dry.kept
 
 
 def test_what_loops_spare_inside_is_in_the_plan_as_in_training(
@@ -102,15 +109,7 @@ def test_what_loops_spare_inside_is_in_the_plan_as_in_training(
         )
 
     dry = msg.plan(loss, SPEC)
-
-    @tf.function(autograph=False)
-    def step(x: tf.Tensor) -> list[tf.Tensor]:
-        with msg.GradientTape() as tape:
-            y = loss(x)
-        return tape.gradient(y, weights)
-
-    step.get_concrete_function(SPEC)
-    real = msg.last_plan()
+    real = planned_in_training(loss, weights)
     assert dry.stock_peak_bytes == real.stock_peak_bytes
     assert dry.predicted_peak_bytes == real.predicted_peak_bytes
     assert dry.extra_seconds == pytest.approx(real.extra_seconds)

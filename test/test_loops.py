@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from saving_helpers import recording
 from tf_helpers import assert_close, assert_same_bits, fixed
 
 import memory_saving_gradients as msg
@@ -23,11 +24,7 @@ def gradients(
 
     @tf.function(jit_compile=jit, autograph=False)
     def step(x: tf.Tensor) -> Any:
-        if checkpoints == "stock":
-            tape = tf.GradientTape()
-        else:
-            tape = msg.GradientTape(checkpoints=checkpoints)
-        with tape:
+        with recording(checkpoints) as tape:
             tape.watch(x)
             _, y = loop(
                 lambda i, _: i < steps,
