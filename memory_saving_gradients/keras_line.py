@@ -144,4 +144,4 @@ def _is_silent(fit: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     except (TypeError, ValueError):  # `fit` itself will say so
         return False
     verbose = given.get("verbose", kwargs.get("verbose", "auto"))
-    return verbose in (0, "0") and verbose is not None
+    return verbose in (0, "0")
