@@ -11,8 +11,8 @@ chains of tanh, of growing depth. At the end, all of them take their steps in tu
   trend       least squares: in the layers n for stock, in sqrt(n) for "memory"; of
               three depths at least
   deepest     the deepest ResNet that "memory" trains in the memory that stock needs for
-              the one of 3 blocks, and the time for each layer of both; stock on the
-              deep one, too, if the machine has the memory
+              the one of 3 blocks (--reference), and the time for each layer of both;
+              stock on the deep one, too, if the machine has the memory
 
 Writes OUT/depths.csv, OUT/memory.png and OUT/time.png, and prints the tables. What does
 not fit into the memory of the machine is left out.
@@ -90,8 +90,19 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--depths", type=_numbers, metavar="A,B", help="layers of the transformers")
     add("--lengths", type=_numbers, metavar="A,B", help="lengths of the chains")
     add("--rounds", type=count(), help="timed steps of each")
+    add(
+        "--reference",
+        type=count(),
+        metavar="N",
+        help="blocks of the ResNet of which stock says what memory there is (3)",
+    )
     add("--no-deepest", action="store_true", help="no search for the deepest")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    blocks = options.blocks or (QUICK if options.quick else FULL).blocks
+    if options.reference and options.reference not in blocks:
+        words = ", ".join(map(str, blocks))
+        parser.error(f"--reference must be one of the blocks, {words}")
+    return options
 
 
 def _numbers(words: str) -> tuple[int, ...]:
@@ -104,7 +115,7 @@ def setting_of(options: argparse.Namespace) -> Setting:
     from dataclasses import replace
 
     setting = QUICK if options.quick else FULL
-    names = ("batch", "blocks", "depths", "lengths", "rounds")
+    names = ("batch", "blocks", "depths", "lengths", "rounds", "reference")
     given = {name: getattr(options, name) for name in names}
     setting = replace(setting, **{n: v for n, v in given.items() if v is not None})
     return setting if options.batch else replace(setting, batch=_batch(setting))

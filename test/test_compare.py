@@ -95,6 +95,15 @@ def test_setting_takes_what_the_command_line_says():
     assert setting.batch == compare_depths.QUICK.batch
 
 
+def test_reference_is_one_of_the_blocks(capsys: pytest.CaptureFixture[str]):
+    words = ["--quick", "--blocks", "1,5", "--reference"]
+    options = compare_depths.parse([*words, "5"])
+    assert compare_depths.setting_of(options).reference == 5
+    with pytest.raises(SystemExit):
+        compare_depths.parse([*words, "3"])
+    assert "must be one of the blocks, 1, 5" in capsys.readouterr().err
+
+
 def test_batch_is_halved_until_the_reference_fits(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(depths, "available_bytes", lambda: 2**30)
     setting = compare_depths.setting_of(compare_depths.parse([]))
