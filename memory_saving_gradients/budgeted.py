@@ -55,15 +55,20 @@ class Choice:
     reruns: Mapping[int, tuple[int, ...]] | None = None
 
 
-def allowance(budget: Budget, problem: Problem, reading: Reading) -> Allowance:
+def allowance(budget: Budget, stock_peak_bytes: int, reading: Reading) -> Allowance:
     """What the budget leaves for the forward and backward pass.
+
+    Args:
+        budget: The budget.
+        stock_peak_bytes: What percentages are of.
+        reading: The gradient.
 
     Raises:
         CheckpointError: The device is not there, or has no limit of its own.
         BudgetError: What rests takes all of it.
     """
     if budget.above_rest:
-        return Allowance(budget.allowed(problem.stock_peak_bytes))
+        return Allowance(budget.allowed(stock_peak_bytes))
     device = _device(budget)
     total = budget.total_bytes
     if total is None:

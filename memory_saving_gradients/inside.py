@@ -40,6 +40,7 @@ from memory_saving_gradients.schedule import Schedule, make_schedule, seconds_ag
 from memory_saving_gradients.simulate import simulate
 from memory_saving_gradients.tf_capture import Captures
 from memory_saving_gradients.tf_read import Reading, read
+from memory_saving_gradients.working import with_working_memory
 
 __all__ = ["Inside", "InsidePlan", "recompute_inside"]
 
@@ -199,6 +200,7 @@ def _settle(
         unknown_dim=wish.unknown_dim,
         repeatable=captures.copies,
     )
+    reading = with_working_memory(reading)
     if wish.cost is not None:
         reading = replace(reading, graph=wish.cost.price(reading.graph).graph)
     starts = {n for n, op in enumerate(reading.ops) if id(op) in _ops_of(seeds)}
@@ -216,6 +218,8 @@ def _settle(
         _hold(captures, reading.tensors[tensor])
     _tie(captures.graph, reading, buffers, schedule, in_xla)
     ops = reading.graph.ops
+    peak = simulate(buffers, schedule).peak_bytes
+    tf_internals_bodies.note_peak(captures.graph, peak)
     read_directly = {id(t) for op in backward for t in op.inputs}
     return InsidePlan(
         name=str(getattr(captures.body, "name", "")),
@@ -227,10 +231,11 @@ def _settle(
             buffers.size[t]
             for t in buffers.residuals
             if id(reading.tensors[t]) in captures.originals
+            and not captures.is_there_anyway(captures.originals[id(reading.tensors[t])])
         )
         + sum(held for t, held in before.items() if t in read_directly),
         held_bytes=sum(captures.held.values()),
-        peak_bytes=simulate(buffers, schedule).peak_bytes,
+        peak_bytes=peak,
         seconds=seconds_again(reading.graph, schedule),
         recomputed=tuple(ops[op].name for op in schedule.recomputed),
     )

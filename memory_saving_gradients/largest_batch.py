@@ -138,7 +138,7 @@ def max_batch_size(
         )
     studies = _Studies(subject)
     first = studies.at(_SMALL[0])
-    allowed = allowance(limit, first.problem, first.reading).bytes
+    allowed = allowance(limit, first.stock_peak_bytes, first.reading).bytes
 
     def row(
         name: str,
@@ -159,7 +159,7 @@ def max_batch_size(
             found.start,
         )
 
-    stock = row("stock", lambda s: s.problem.stock_peak_bytes, _STOCK, _SMALL)
+    stock = row("stock", lambda s: s.stock_peak_bytes, _STOCK, _SMALL)
     fits = stock.batch_size
     sizes = (fits, _STEP * fits) if fits else _SMALL
     return FittingBatches(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from memory_saving_gradients.culprit import filler, resting
 from memory_saving_gradients.graph import Pin, Storage
+from memory_saving_gradients.inside import InsidePlan
 from memory_saving_gradients.measured import Coverage
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.stored import ASSUMED_ITERATIONS
@@ -174,21 +175,26 @@ def _bodies(plan: Plan) -> str:
     if not bodies:
         return ""
     lines = ["Inside loops, branches and called functions:"]
-    for body in bodies[:_LISTED]:
-        held = size(body.runs * body.held_bytes)
-        before = size(body.stock_runs * body.stock_bytes)
-        runs = counted(body.stock_runs, "run") + (" (assumed)" if body.assumed else "")
-        lines.append(
-            f"  {body.name[:40]}: {runs} hold {held} instead of {before}, "
-            f"{counted(len(body.recomputed), 'op')} recomputed in each"
-        )
-    lines += _rest(len(bodies))
+    found = Counter((body.name[:40], _body(body, size)) for body in bodies)
+    for (name, what), count in list(found.items())[:_LISTED]:
+        lines.append(f"  {name}{f' ({count} of them)' if count > 1 else ''}: {what}")
+    lines += _rest(len(found))
     if any(body.assumed for body in bodies):
         lines.append(
             "  Where nothing in the graph says how often a loop runs, "
             f"{ASSUMED_ITERATIONS} is assumed (give it `maximum_iterations`)."
         )
     return "\n".join(lines)
+
+
+def _body(body: InsidePlan, size: Callable[[int], str]) -> str:
+    held, before = body.runs * body.held_bytes, body.stock_runs * body.stock_bytes
+    verb = "holds" if body.stock_runs == 1 else "hold"
+    return (
+        f"{counted(body.stock_runs, 'run')}{' (assumed)' if body.assumed else ''} "
+        f"{verb} {size(held)} instead of {size(before)}, "
+        f"{counted(len(body.recomputed), 'op')} recomputed in each"
+    )
 
 
 def _peak(plan: Plan) -> str:

@@ -14,7 +14,7 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,6 @@ from memory_saving_gradients.budgeted import (
 )
 from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints, SavedPlan
 from memory_saving_gradients.gain import Gain, gain_of
-from memory_saving_gradients.inside import InsidePlan
 from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.plan import Plan, remember
 from memory_saving_gradients.planners import Problem
@@ -112,7 +111,7 @@ def rewire(
         if verify:
             gradients = verified(gradients, reading, rewiring, graph)
     plan = _plan(checkpoints, study, decision, time.perf_counter() - started)
-    plan = _with_bodies(plan, built.bodies)
+    plan = _with_bodies(plan, study)
     remember(plan)
     _report(plan)
     return gradients, rewiring, plan
@@ -124,7 +123,7 @@ def plan_of(study: Study, checkpoints: Checkpoints) -> Plan:
     started = time.perf_counter()
     decision = _decide(checkpoints, study)
     elapsed = study.seconds + time.perf_counter() - started
-    return _with_bodies(_plan(checkpoints, study, decision, elapsed), study.bodies)
+    return _with_bodies(_plan(checkpoints, study, decision, elapsed), study)
 
 
 def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
@@ -139,7 +138,7 @@ def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
             replay.reruns_as_saved(checkpoints, reading, buffers),
         )
     elif isinstance(checkpoints, Budget):
-        allowed = allowance(checkpoints, problem, reading)
+        allowed = allowance(checkpoints, study.stock_peak_bytes, reading)
         choice = chosen_within(allowed, checkpoints, problem, reading)
     else:
         choice = Choice(selection.select(checkpoints, problem, reading, study.graph))
@@ -236,21 +235,21 @@ def _plan(
     )
 
 
-def _with_bodies(plan: Plan, bodies: Sequence[InsidePlan]) -> Plan:
+def _with_bodies(plan: Plan, study: Study) -> Plan:
     """The plan with what loops, branches and calls spare, and with what that costs.
 
-    What they hold now is in the graph that was simulated. What stock holds more is held
-    at the end of the forward pass.
+    What they hold now, and the seconds of what they recompute, are in the graph that
+    was simulated.
     """
-    spared = sum(body.spared_bytes for body in bodies)
+    bodies, spared = study.bodies, study.spared_bytes
     seconds = sum(body.stock_runs * body.seconds / body.branches for body in bodies)
+    stock = plan.reading.graph.seconds - seconds
     return replace(
         plan,
-        stock_peak_bytes=plan.stock_peak_bytes + max(spared, 0),
-        stock_peak_if_consumed_bytes=plan.stock_peak_if_consumed_bytes + max(spared, 0),
+        stock_peak_bytes=plan.stock_peak_bytes + spared,
+        stock_peak_if_consumed_bytes=plan.stock_peak_if_consumed_bytes + spared,
         extra_seconds=plan.extra_seconds + seconds,
-        extra_fraction=plan.extra_fraction
-        + (seconds / (plan.stock.seconds + 3 * seconds) if seconds else 0.0),
+        extra_fraction=(plan.extra_seconds + seconds) / stock if stock > 0 else 0.0,
         bodies=tuple(bodies),
     )
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from memory_saving_gradients import op_types, tf_internals_bodies
 from memory_saving_gradients.trip_counts import iterations
 
-__all__ = ["ASSUMED_ITERATIONS", "bytes_of", "side_outputs"]
+__all__ = ["ASSUMED_ITERATIONS", "bytes_of", "side_outputs", "source_of"]
 
 ASSUMED_ITERATIONS = 64
 """What a loop is taken to run if nothing in the graph says how often it does."""
@@ -47,10 +47,15 @@ def bytes_of(tensor: tf.Tensor, unknown_dim: int) -> int:
     return int(count)
 
 
+def source_of(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor whose buffer a tensor lives in."""
+    while tensor.op.type in op_types.ALIAS_TYPES and tensor.op.inputs:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
 def _held(tensor: tf.Tensor, unknown_dim: int) -> int:
-    source = tensor
-    while source.op.type in op_types.ALIAS_TYPES and source.op.inputs:
-        source = source.op.inputs[0]
+    source = source_of(tensor)
     if source.op.type == "ReadVariableOp":  # it shares the variable's buffer
         return 0
     if source.dtype == tf.variant:

@@ -22,6 +22,7 @@ from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.planners import Problem
 from memory_saving_gradients.planners.settled import casts_of_what_rests, masks_of_draws
 from memory_saving_gradients.tf_read import Reading, read
+from memory_saving_gradients.working import peak_at_rest, with_working_memory
 
 __all__ = ["StockGradient", "Study", "examine"]
 
@@ -79,6 +80,24 @@ class Study:
     coverage: Coverage | None = None
     bodies: Sequence[InsidePlan] = ()
 
+    @property
+    def spared_bytes(self) -> int:
+        """By how much more stock's peak is than that of the graph that was read.
+
+        There bodies recompute already; stock holds at the end of the forward pass what
+        they do not.
+        """
+        if not self.bodies:
+            return 0
+        stock = self.problem.stock
+        own = stock.peak_bytes - peak_at_rest(self.reading, stock)
+        return max(sum(body.spared_bytes for body in self.bodies) - own, 0)
+
+    @property
+    def stock_peak_bytes(self) -> int:
+        """Stock's peak, of bodies that hold what stock holds."""
+        return self.problem.stock_peak_bytes + self.spared_bytes
+
 
 def examine(
     built: StockGradient, unknown_dim: int, cost: Measured | None = None
@@ -101,6 +120,7 @@ def examine(
         unknown_dim=unknown_dim,
         foreign=built.foreign,
     )
+    reading = with_working_memory(reading)
     coverage = None
     if cost is not None:
         reading, coverage = _priced(reading, cost)

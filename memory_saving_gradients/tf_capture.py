@@ -31,10 +31,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import op_types, tf_internals, tf_internals_bodies
+from memory_saving_gradients import op_types, stored, tf_internals, tf_internals_bodies
 from memory_saving_gradients.calls import handed_on, reads_to_give_out
 from memory_saving_gradients.pins import pin_of
-from memory_saving_gradients.stored import bytes_of
 
 __all__ = ["Captures"]
 
@@ -79,6 +78,7 @@ class Captures:
     _here: dict[int, tf.Tensor] = field(default_factory=dict)
     _invariant: set[int] = field(default_factory=set)
     _ends: set[int] = field(default_factory=set)
+    _given_out: set[int] = field(default_factory=set)
     _stock: Callable[..., tf.Tensor] | None = None
 
     def __post_init__(self) -> None:
@@ -91,7 +91,9 @@ class Captures:
             results = tf.nest.flatten(
                 self.body.structured_outputs, expand_composites=True
             )
-            self._ends = {id(t) for t in results if tf.is_tensor(t)}
+            ends = [t for t in results if tf.is_tensor(t)]
+            self._ends = set(map(id, ends))
+            self._given_out = self._ends.union(id(stored.source_of(t)) for t in ends)
 
     def capture(
         self, stock: Callable[..., tf.Tensor], tensor: tf.Tensor, name: str
@@ -199,11 +201,13 @@ class Captures:
             return False
         return not (self._is_small(tensor) or self.keeps(tensor))
 
+    def is_there_anyway(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor of the body takes no room that is not taken outside."""
+        is_given = id(tensor) in self._invariant or id(tensor) in self._given_out
+        return is_given or tensor.op.type in ("ReadVariableOp", "Const")
+
     def _held_bytes(self, tensor: tf.Tensor) -> int:
-        is_given = id(tensor) in self._invariant or id(tensor) in self._ends
-        if is_given or tensor.op.type in ("ReadVariableOp", "Const"):
-            return 0
-        return self._bytes(tensor)
+        return 0 if self.is_there_anyway(tensor) else self._bytes(tensor)
 
     def _is_same_always(self, tensor: tf.Tensor) -> bool:
         """Whether a loop reads a variable that stays as it is.
@@ -236,4 +240,4 @@ class Captures:
         return False
 
     def _bytes(self, tensor: tf.Tensor) -> int:
-        return bytes_of(tensor, self.unknown_dim)
+        return stored.bytes_of(tensor, self.unknown_dim)

@@ -31,6 +31,7 @@ __all__ = [
     "copy_functional",
     "copy_whole",
     "create_op_in",
+    "differentiated_by",
     "empty_graph",
     "exported",
     "graphs_inside",
@@ -40,6 +41,8 @@ __all__ = [
     "loop_of",
     "made_for_xla",
     "no_recording",
+    "note_peak",
+    "noted_peak",
 ]
 
 # A called function remembers the pair of functions for its forward and backward pass.
@@ -85,6 +88,9 @@ _copy_handle_data = _bind("tensorflow.python.ops.handle_data_util", "copy_handle
 _CONTROL_FLOW = frozenset(
     "Case If StatelessCase StatelessIf StatelessWhile While".split()
 )
+
+# The attribute of a body that says what its peak is.
+_PEAK = "_memory_saving_gradients_peak"
 
 # The attributes that say what an op runs.
 _FUNCTIONS = {"StatelessWhile": ("cond", "body")}
@@ -142,6 +148,13 @@ def captures_through(
 def loop_of(body: tf.Graph) -> tf.Operation | None:
     """The `While` whose gradient is being built, by its body."""
     return getattr(body, "_while", None)
+
+
+def differentiated_by(loop: tf.Operation) -> tf.Operation | None:
+    """The `While` of which `loop` is the gradient, if it is one."""
+    body = getattr(loop, "_body_graph", None)
+    forward = getattr(body, "_forward_graph", None)
+    return None if forward is None else loop_of(forward)
 
 
 def branches(body: tf.Graph) -> int:
@@ -304,3 +317,13 @@ def create_op_in(
 def is_loop_body(graph: tf.Graph) -> bool:
     """Whether `graph` is the body of a `While`."""
     return isinstance(graph, _while_body)
+
+
+def note_peak(graph: tf.Graph, peak_bytes: int) -> None:
+    """Notes what a body takes at its peak in the order that it was given."""
+    setattr(graph, _PEAK, peak_bytes)
+
+
+def noted_peak(graph: tf.Graph) -> int | None:
+    """What was noted of a body, if anything was."""
+    return getattr(graph, _PEAK, None)

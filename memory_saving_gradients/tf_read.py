@@ -234,9 +234,7 @@ class _Reader:
         waits_for = [*op.control_inputs, *self._frames.get(id(op), ())]
         waits_for += self._users_before.get(id(op), ())
         free = op.type in _FREE_TYPES
-        seconds, heavy = cost.seconds(signature), cost.is_heavy(signature)
-        if number in self._calls:
-            seconds, heavy = _cost_of_body(self._calls[number].body, self._unknown_dim)
+        is_idle = free or self._does_nothing(op.type, inputs, outputs)
         return OpNode(
             id=number,
             name=op.name,
@@ -250,10 +248,8 @@ class _Reader:
                     if self._op_ids.get(id(other), number) < number
                 )
             ),
-            seconds=0.0
-            if free or self._does_nothing(op.type, inputs, outputs)
-            else seconds,
-            heavy=heavy,
+            seconds=0.0 if is_idle else cost.seconds(signature),
+            heavy=cost.is_heavy(signature),
             pin=self._pin(op, number),
             in_place=op.type in op_types.IN_PLACE_TYPES,
             inexpensive=_is_inexpensive(op),
@@ -295,12 +291,6 @@ class _Reader:
             if self._does_nothing(node.type, node.inputs, node.outputs):
                 return Storage.ALIAS, node.inputs[0]
         return Storage.OWN, None
-
-
-def _cost_of_body(body: tf.Graph, unknown_dim: int) -> tuple[float, bool]:
-    """Seconds of one run of a function, and whether there is anything heavy in it."""
-    ops = read((), body.outputs, (), unknown_dim=unknown_dim).graph.ops
-    return sum(op.seconds for op in ops), any(op.heavy for op in ops)
 
 
 def _item_bytes(dtype: tf.DType) -> int:

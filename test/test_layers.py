@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("control_flow_v1", "tf_shapes", "replicas", "resources", "pins"),
     ("ancestry", "calls"),
     ("tf_read",),
+    ("working",),
     ("selection", "budgeted", "replay"),
     ("fences",),
     ("tf_write", "tf_capture"),
