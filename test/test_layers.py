@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("shapes",),
     ("order",),
     ("schedule",),
-    ("simulate", "sweep"),
+    ("simulate", "sweep", "sweep_slots", "sweep_tables"),
     ("planners", "gain"),
     ("tf_internals", "user_code", "keras_models"),
     ("tf_internals_bodies", "tf_internals_reads"),

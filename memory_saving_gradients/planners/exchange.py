@@ -21,7 +21,7 @@ from memory_saving_gradients.planners.refine import (
     fill_up,
     peak_and_near,
 )
-from memory_saving_gradients.sweep import Sweep
+from memory_saving_gradients.sweep import Change, Sweep
 
 __all__ = ["Search"]
 
@@ -55,7 +55,7 @@ class Search:
 
     def repair(
         self, sweep: Sweep, frozen: Set[int] = frozenset(), most: int = _MOST_REPAIRS
-    ) -> list[int] | None:
+    ) -> list[Change] | None:
         """Changes tensors that are alive at the peak until it is within the budget.
 
         Args:
@@ -64,21 +64,20 @@ class Search:
             most: At most so many changes.
 
         Returns:
-            The tensors changed, in order; None if it cannot be done: then nothing is
+            The changes, in order; None if it cannot be done: then nothing is
             changed.
         """
-        changed: list[int] = []
+        changed: list[Change] = []
         height = peak_and_near(sweep.profile(), _NEAR)
         while height[0] > self.budget_bytes:
             move = None
             if len(changed) < most:
                 move = self._cheapest_move(sweep, frozen, height)
             if move is None:
-                for tensor in reversed(changed):
-                    sweep.toggle(tensor)
+                for change in reversed(changed):
+                    sweep.take_back(change)
                 return None
-            sweep.toggle(move)
-            changed.append(move)
+            changed.append(sweep.toggle(move))
             height = peak_and_near(sweep.profile(), _NEAR)
             self.front.see(sweep)
         return changed
@@ -106,7 +105,7 @@ class Search:
                 if tensor in sweep.kept:
                     continue  # kept by a repair since the list was made
                 before = sweep.extra_seconds
-                sweep.toggle(tensor)
+                change = sweep.toggle(tensor)
                 if sweep.extra_seconds < before:
                     changed = self.repair(sweep, {tensor}, _MOST_IN_EXCHANGE)
                     if changed is not None:
@@ -116,8 +115,8 @@ class Search:
                             self.front.see(sweep)
                             continue
                         for other in reversed(changed):
-                            sweep.toggle(other)
-                sweep.toggle(tensor)
+                            sweep.take_back(other)
+                sweep.take_back(change)
 
     def _cheapest_move(
         self, sweep: Sweep, frozen: Set[int], height: tuple[int, int]
@@ -127,12 +126,12 @@ class Search:
         best: tuple[float, int] | None = None
         for tensor in self._at_the_peak(sweep, frozen, excess):
             before = sweep.extra_seconds
-            sweep.toggle(tensor)
+            change = sweep.toggle(tensor)
             new, cost = (
                 peak_and_near(sweep.profile(), _NEAR),
                 sweep.extra_seconds - before,
             )
-            sweep.toggle(tensor)
+            sweep.take_back(change)
             if new < height:
                 # What lowers one of several peaks counts a little.
                 fall = min(height[0] - new[0], excess) + 1e-3 * excess

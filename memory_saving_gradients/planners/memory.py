@@ -60,9 +60,9 @@ def plan_memory(problem: Problem) -> frozenset[int]:
     held = _RISE_FOR_MASKS * sweep.peak_bytes
     consumed = _RISE_FOR_MASKS * sweep.peak_if_consumed
     for mask in sorted(masks):
-        sweep.toggle(mask)
+        change = sweep.toggle(mask)
         if sweep.peak_bytes > held or sweep.peak_if_consumed > consumed:
-            sweep.toggle(mask)
+            sweep.take_back(change)
     if sweep.peak_bytes >= problem.stock_peak_bytes:
         return kept
     return frozenset(sweep.kept)

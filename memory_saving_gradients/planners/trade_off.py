@@ -16,6 +16,7 @@ where it ends as long as most is kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 from memory_saving_gradients.planners.cheapest import Cheapest
@@ -54,15 +55,21 @@ class TradeOff:
         problem = self.problem
         if not problem.candidates:
             return problem.everything
-        ops = problem.buffers.graph.ops
-        return problem.always_kept | self._cheapest.held(
-            lambda op: round(worth * ops[op].seconds)
-        )
+        return problem.always_kept | self._cheapest.held(self._price(worth))
 
     def ladder(self, rungs: int) -> list[frozenset[int]]:
         """Different selections from nearly nothing kept to nearly everything."""
+        problem = self.problem
+        if not problem.candidates:
+            return [problem.everything]
         worths = [self.fair_worth * 2 ** ((n - 2) * 0.77) for n in range(rungs)]
-        return list(dict.fromkeys(self.selection(worth) for worth in worths))
+        held = self._cheapest.held_at_each([self._price(worth) for worth in worths])
+        return list(dict.fromkeys(problem.always_kept | kept for kept in held))
+
+    def _price(self, worth: float) -> Callable[[int], int]:
+        """What an op costs that is redone, in bytes."""
+        ops = self.problem.buffers.graph.ops
+        return lambda op: round(worth * ops[op].seconds)
 
     @cached_property
     def _cheapest(self) -> Cheapest:
