@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,36 +34,18 @@ from numpy.typing import NDArray
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.schedule import NEVER, copy_slots
 from memory_saving_gradients.sweep_slots import Slots
-from memory_saving_gradients.sweep_tables import tables_of
+from memory_saving_gradients.sweep_tables import Change, Stretch, tables_of
 
 __all__ = ["Change", "Sweep"]
 
-Stretch = tuple[int, int, int]
-"""The original's last key (-1: it dies in the forward pass), and for the copy the first
-slot and the last key (`NEVER` and -1: no copy)."""
+_STEPS_AN_OP = 8
+"""To count a selection from scratch takes so much for each forward op, ..."""
 
+_STEPS_A_CHANGE = 16
+"""... and a change at least so much, ..."""
 
-@dataclass(slots=True)
-class Change:
-    """What a toggle has moved, to be taken back.
-
-    Attributes:
-        tensor: The tensor that was toggled.
-        seconds: The extra time before.
-        work: What the change cost.
-        slots: Old slots by position.
-        stretches: Old stretches by tensor.
-        live: By how much the live bytes change from a place on.
-        local: Old values of the profile above the live bytes, by place.
-    """
-
-    tensor: int
-    seconds: float
-    work: int = 0
-    slots: list[tuple[int, int]] = field(default_factory=list)
-    stretches: list[tuple[int, Stretch]] = field(default_factory=list)
-    live: dict[int, int] = field(default_factory=dict)
-    local: list[tuple[int, int]] = field(default_factory=list)
+_PLACES_A_STEP = 256
+"""... and one step more for so many places that numpy passes over."""
 
 
 class Sweep:
@@ -73,20 +54,30 @@ class Sweep:
     Attributes:
         buffers: The buffer view of the graph.
         kept: The current selection. Change it by `toggle` only.
+        is_kept: The same as a mask over all tensors.
         slots: For each position the slot before which its copy runs, or `NEVER`.
         extra_seconds: Estimated time of all recomputation.
-        work: How many steps have been looked at so far: what a planner bounds, so that
-            its plan does not depend on how busy the machine is.
+        work: How many steps have been looked at so far, or what takes as long (about a
+            microsecond each): what a planner bounds, so that its plan does not depend
+            on how busy the machine is.
     """
 
     def __init__(self, buffers: Buffers, kept: Set[int]) -> None:
         self.buffers = buffers
         self.kept = set(kept) | buffers.endless
         self.extra_seconds = 0.0
-        self.work = 0
-        self._tables = tables_of(buffers)
+        tables = self._tables = tables_of(buffers)
+        self.work = _STEPS_AN_OP * tables.forward_count
+        self._overhead = _STEPS_A_CHANGE + len(tables.plain) // _PLACES_A_STEP
         self._inside = Slots(self._tables)
         self._stretch: dict[int, Stretch] = {}
+        # The same as arrays over all tensors.
+        count = len(buffers.graph.tensors)
+        self.is_kept = np.zeros(count, np.bool_)
+        self.is_kept[list(self.kept)] = True
+        self._end = np.full(count, -1, np.int64)
+        self._start = np.full(count, NEVER, np.int64)
+        self._copy_end = np.full(count, -1, np.int64)
         self._profile: NDArray[np.int64] | None = None
         self._count_all()
 
@@ -119,18 +110,20 @@ class Sweep:
         """
         change = Change(tensor, self.extra_seconds)
         self.kept.symmetric_difference_update((tensor,))
+        self.is_kept[tensor] ^= True
         touched: set[int] = set()
         positions: set[int] = set()
         for moved in self._move_copies(change, touched):
             self._recount(moved, change, touched, positions)
         self._shift(change.live, 1)
         self._walk_again(change, touched, positions)
-        self.work += change.work
+        self.work += change.work + self._overhead
         return change
 
     def take_back(self, change: Change) -> None:
         """Undoes the newest change that has not been taken back."""
         self.kept.symmetric_difference_update((change.tensor,))
+        self.is_kept[change.tensor] ^= True
         for position, slot in change.slots:
             self._inside.move_copy(position, self.slots[position], slot)
             self.slots[position] = slot
@@ -141,12 +134,11 @@ class Sweep:
                 self._inside.move_end(2 * tensor, new_end, end)
             if copy_end != new_copy_end:
                 self._inside.move_end(2 * tensor + 1, new_copy_end, copy_end)
-            self._stretch[tensor] = stretch
+            self._note(tensor, stretch)
         self._shift(change.live, -1)
         for place, highest in change.local:
             self._local[place] = highest
         self.extra_seconds = change.seconds
-        self.work += change.work
 
     def alive(self, index: int) -> tuple[list[int], list[int]]:
         """Which forward-made buffers are alive at an index into `profile`.
@@ -154,24 +146,20 @@ class Sweep:
         Returns:
             The tensors whose originals are alive and those whose copies are, ascending.
         """
+        originals, copies = self.alive_among(index)
+        return np.flatnonzero(originals).tolist(), np.flatnonzero(copies).tolist()
+
+    def alive_among(self, index: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """`alive` as a mask over all tensors each."""
         tables = self._tables
         slot = index - tables.forward_count
-        if slot < 0:
-            return sorted(
-                tensor
-                for tensor, (end, _, _) in self._stretch.items()
-                if tables.maker[tensor] <= index
-                and (end >= 0 or index < tables.early_stop[tensor])
-            ), []
         key = slot * tables.stride
-        stretches = self._stretch.items()
-        originals = [tensor for tensor, (end, _, _) in stretches if end >= key]
-        copies = [
-            tensor
-            for tensor, (_, start, copy_end) in stretches
-            if copy_end >= key and start <= slot
-        ]
-        return sorted(originals), sorted(copies)
+        if slot < 0:
+            late, early = self._end >= 0, tables.early_stops > index
+            originals = (tables.makers <= index) & (late | early)
+            return originals & (tables.makers >= 0), np.zeros(len(self._end), np.bool_)
+        copies = (self._copy_end >= key) & (self._start <= slot)
+        return self._end >= key, copies
 
     # -- what a selection implies ----------------------------------------------------
 
@@ -277,7 +265,7 @@ class Sweep:
         if new == old:
             return
         change.stretches.append((tensor, old))
-        self._stretch[tensor] = new
+        self._note(tensor, new)
         tables, live = self._tables, change.live
         stride, count = tables.stride, tables.forward_count + 1
         size = tables.size[tensor]
@@ -304,6 +292,10 @@ class Sweep:
                 touched.update(
                     self._inside.move_end(2 * tensor + 1, old_copy_end, copy_end)
                 )
+
+    def _note(self, tensor: int, stretch: Stretch) -> None:
+        self._stretch[tensor] = stretch
+        self._end[tensor], self._start[tensor], self._copy_end[tensor] = stretch
 
     def _shift(self, differences: dict[int, int], sign: int) -> None:
         """Adds differences, summed up from the left, to the live bytes."""

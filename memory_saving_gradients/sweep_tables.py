@@ -1,11 +1,14 @@
-"""What `sweep.Sweep` asks again and again and no selection changes, laid out as lists.
+"""What `sweep.Sweep` keeps its books in.
 
-A planner makes dozens of sweeps of one graph, so these are worked out once for each
-graph (`tables_of`) and forgotten with it.
+`Tables` are what it asks again and again and no selection changes, laid out as lists. A
+planner makes dozens of sweeps of one graph, so these are worked out once for each graph
+(`tables_of`) and forgotten with it. A `Change` is what one more kept tensor, or one
+less, has moved.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,7 +16,34 @@ import numpy as np
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.schedule import NEVER
 
-__all__ = ["Tables", "tables_of"]
+__all__ = ["Change", "Stretch", "Tables", "tables_of"]
+
+Stretch = tuple[int, int, int]
+"""The original's last key (-1: it dies in the forward pass), and for the copy the first
+slot and the last key (`NEVER` and -1: no copy)."""
+
+
+@dataclass(slots=True)
+class Change:
+    """What a toggle has moved, to be taken back.
+
+    Attributes:
+        tensor: The tensor that was toggled.
+        seconds: The extra time before.
+        work: What the change cost.
+        slots: Old slots by position.
+        stretches: Old stretches by tensor.
+        live: By how much the live bytes change from a place on.
+        local: Old values of the profile above the live bytes, by place.
+    """
+
+    tensor: int
+    seconds: float
+    work: int = 0
+    slots: list[tuple[int, int]] = field(default_factory=list)
+    stretches: list[tuple[int, Stretch]] = field(default_factory=list)
+    live: dict[int, int] = field(default_factory=dict)
+    local: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Tables:
@@ -30,6 +60,8 @@ class Tables:
         readers: For each tensor the positions that read it, ascending.
         early_stop: For each tensor the place before which its original is dead if the
             backward pass does not read it.
+        makers: `maker` as an array.
+        early_stops: `early_stop` as an array.
         late_first: For each tensor the first slot that reads it, or `NEVER`.
         late_key: For each tensor the key of the last backward op that reads it, or -1.
         reads: For each position what it reads of what was made before it.
@@ -62,6 +94,8 @@ class Tables:
             (readers[-1] if readers else maker) + 1
             for readers, maker in zip(self.readers, self.maker, strict=True)
         ]
+        self.makers = np.array(self.maker, np.int64)
+        self.early_stops = np.array(self.early_stop, np.int64)
         late = buffers.backward_readers
         self.late_first = [slots[0] if slots else NEVER for slots in late]
         self.late_key = [

@@ -227,8 +227,7 @@ def test_selections_are_nested_in_what_a_second_is_worth():
 @given(graph=training_graphs())
 def test_ladder_asks_for_each_worth_as_if_for_it_alone(graph: TrainingGraph):
     trade_off = TradeOff(problem_of(graph))
-    worths = [trade_off.fair_worth * 2 ** ((n - 2) * 0.77) for n in range(7)]
-    rungs = dict.fromkeys(trade_off.selection(worth) for worth in worths)
+    rungs = dict.fromkeys(trade_off.selection(w) for w in trade_off.worths(7))
     assert trade_off.ladder(7) == list(rungs)
 
 

@@ -16,6 +16,7 @@ where it ends as long as most is kept.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import cached_property
 
@@ -23,6 +24,15 @@ from memory_saving_gradients.planners.cheapest import Cheapest
 from memory_saving_gradients.planners.problem import Problem
 
 __all__ = ["TradeOff"]
+
+
+_WINDOW = 400
+"""Tensors in question at once. To cut takes longer than in proportion to the network;
+what is made in one window is taken to be there in those behind it, which moves only
+what stands next to their ends."""
+
+_SPAN = 6.93
+"""Binary orders of magnitude from the lowest to the highest worth on the ladder."""
 
 
 class TradeOff:
@@ -55,16 +65,26 @@ class TradeOff:
         problem = self.problem
         if not problem.candidates:
             return problem.everything
-        return problem.always_kept | self._cheapest.held(self._price(worth))
+        price = self._price(worth)
+        return problem.always_kept.union(*(one.held(price) for one in self._cheapest))
 
     def ladder(self, rungs: int) -> list[frozenset[int]]:
         """Different selections from nearly nothing kept to nearly everything."""
         problem = self.problem
         if not problem.candidates:
             return [problem.everything]
-        worths = [self.fair_worth * 2 ** ((n - 2) * 0.77) for n in range(rungs)]
-        held = self._cheapest.held_at_each([self._price(worth) for worth in worths])
-        return list(dict.fromkeys(problem.always_kept | kept for kept in held))
+        prices = [self._price(worth) for worth in self.worths(rungs)]
+        held = [one.held_at_each(prices) for one in self._cheapest]
+        return list(
+            dict.fromkeys(
+                problem.always_kept.union(*parts) for parts in zip(*held, strict=True)
+            )
+        )
+
+    def worths(self, rungs: int) -> list[float]:
+        """Bytes for a second, from little to much."""
+        step = _SPAN / max(rungs - 1, 1)
+        return [self.fair_worth * 2 ** (n * step - 1.54) for n in range(rungs)]
 
     def _price(self, worth: float) -> Callable[[int], int]:
         """What an op costs that is redone, in bytes."""
@@ -72,18 +92,26 @@ class TradeOff:
         return lambda op: round(worth * ops[op].seconds)
 
     @cached_property
-    def _cheapest(self) -> Cheapest:
+    def _cheapest(self) -> list[Cheapest]:
+        """The networks of all windows."""
         problem = self.problem
         buffers = problem.buffers
-        question = (
+        question = [
             tensor
             for tensor in problem.useful_tensors
             if tensor not in problem.always_kept
             and tensor not in buffers.endless
             and buffers.pinned(tensor) is None
-        )
-        return Cheapest(
-            buffers,
-            question,
-            lambda tensor: None if tensor in problem.barred else buffers.size[tensor],
-        )
+        ]
+        count = max(round(len(question) / _WINDOW), 1)
+        ends = [len(question) * n // count for n in range(count + 1)]
+        return [
+            Cheapest(
+                buffers,
+                question[first:stop],
+                lambda tensor: (
+                    None if tensor in problem.barred else buffers.size[tensor]
+                ),
+            )
+            for first, stop in itertools.pairwise(ends)
+        ]
