@@ -69,16 +69,27 @@ class TradeOff:
         return problem.always_kept.union(*(one.held(price) for one in self._cheapest))
 
     def ladder(self, rungs: int) -> list[frozenset[int]]:
-        """Different selections from nearly nothing kept to nearly everything."""
+        """Different selections from nearly nothing kept to nearly everything; on large
+        graphs by a rule of thumb, since cuts take longer than all else."""
         problem = self.problem
         if not problem.candidates:
             return [problem.everything]
+        if problem.is_large:
+            return list(dict.fromkeys(map(self._one_by_one, self.worths(rungs))))
         prices = [self._price(worth) for worth in self.worths(rungs)]
         held = [one.held_at_each(prices) for one in self._cheapest]
         return list(
             dict.fromkeys(
                 problem.always_kept.union(*parts) for parts in zip(*held, strict=True)
             )
+        )
+
+    def _one_by_one(self, worth: float) -> frozenset[int]:
+        """What is best kept if each tensor is thought of alone: no cut, and linear."""
+        problem = self.problem
+        spared, size = problem.seconds_spared, problem.buffers.size
+        return problem.always_kept.union(
+            t for t in problem.candidates if worth * spared[t] >= size[t]
         )
 
     def worths(self, rungs: int) -> list[float]:
