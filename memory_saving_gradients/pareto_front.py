@@ -111,8 +111,8 @@ def pareto(
     Call it where `gradients` would be called, while a graph is built. The gradient is
     built in a copy of the graph, which is dropped: the graph is left as it was.
 
-    Called functions count as stock makes them: what can be saved inside is not in the
-    figures. On large graphs it takes some ten times as long as the
+    Loops, branches and called functions count as stock makes them: what can be saved
+    inside is not in the figures. On large graphs it takes some ten times as long as the
     plan of one budget.
 
     Args:
@@ -129,7 +129,7 @@ def pareto(
         CostError: `cost` holds no measured times.
         EagerExecutionError: There is no graph: called outside a `tf.function`.
         MemorySavingGradientsError: The `ys` depend on none of the `xs`, or on loops or
-            branches, which cannot be copied.
+            branches of TensorFlow 1, which cannot be copied.
 
     Example:
         >>> @tf.function

@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("simulate", "sweep", "sweep_slots", "sweep_tables"),
     ("planners", "gain"),
     ("tf_internals", "user_code", "keras_models"),
-    ("tf_internals_bodies", "tf_internals_reads"),
+    ("tf_internals_bodies", "tf_internals_reads", "tf_internals_scratch"),
     ("trip_counts",),
     ("stored",),
     ("control_flow_v1", "tf_shapes", "replicas", "resources", "pins"),
