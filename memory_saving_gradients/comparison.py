@@ -100,6 +100,7 @@ def compare(
     budgets: Iterable[Any] = ("70%", "50%", "30%"),
     batch_size: int | None = None,
     unknown_dim: int = UNKNOWN_DIM,
+    cost: Any = None,
 ) -> Comparison:
     """Sets the strategies side by side on a model, without training or running it.
 
@@ -114,12 +115,14 @@ def compare(
         budgets: Budgets as `checkpoints` takes them.
         batch_size: As in `plan`.
         unknown_dim: As in `plan`.
+        cost: As in `plan`.
 
     Returns:
         The comparison; print it.
 
     Raises:
         CheckpointError: A budget is none.
+        CostError: `cost` holds no measured times.
         MemorySavingGradientsError, TypeError: As in `plan`.
 
     Example:
@@ -135,7 +138,7 @@ def compare(
         Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost, arXiv
         1604.06174.
     """
-    subject = Subject.of(fn_or_model, input_specs, unknown_dim, "compare")
+    subject = Subject.of(fn_or_model, input_specs, unknown_dim, cost, "compare")
     strategies = ("speed", "memory", *budgets)
     wanted = [(str(one), subject.asked_for(one)[0].checkpoints) for one in strategies]
     study = subject.stock(batch_size)

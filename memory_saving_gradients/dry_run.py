@@ -23,6 +23,7 @@ from memory_saving_gradients.checkpoints import Checkpoints
 from memory_saving_gradients.errors import MemorySavingGradientsError
 from memory_saving_gradients.input_specs import filled, has_open_batch, specs_of_model
 from memory_saving_gradients.keras import asked_for, plain_train_step
+from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.rewire import plan_of
 from memory_saving_gradients.study import Study
@@ -37,6 +38,7 @@ def plan(
     checkpoints: Any = "memory",
     batch_size: int | None = None,
     unknown_dim: int = UNKNOWN_DIM,
+    cost: Any = None,
 ) -> Plan:
     """The plan that training would get, made without training.
 
@@ -57,11 +59,14 @@ def plan(
         batch_size: What stands for the first dimension of each input, where that is not
             known. Without it the plan is made for batches of `unknown_dim`.
         unknown_dim: What any other dimension that is not known is taken to be.
+        cost: Measured seconds of ops, as in `gradients`: of a step of the same function
+            or model, whose ops have the same names.
 
     Returns:
         The plan.
 
     Raises:
+        CostError: `cost` holds no measured times.
         CheckpointError: From `checkpoints` no plan can be made.
         BudgetError: No plan keeps to the budget; it names the least that would do.
         MemorySavingGradientsError: No gradient is taken, or a model's inputs or targets
@@ -77,7 +82,7 @@ def plan(
         >>> model.compile("adam", "mse")
         >>> print(msg.plan(model, checkpoints="50%", batch_size=1024))
     """
-    subject = Subject.of(fn_or_model, input_specs, unknown_dim, "plan")
+    subject = Subject.of(fn_or_model, input_specs, unknown_dim, cost, "plan")
     setting, noting = subject.asked_for(checkpoints)
     study, keep = subject.traced(batch_size, setting, noting)
     return plan_of(study, keep)
@@ -95,21 +100,24 @@ class Subject:
         what: A function or a Keras model.
         specs: The inputs; none if they are the model's to tell.
         unknown_dim: What an unknown dimension is taken to be.
+        cost: Measured seconds of ops; None for those of the model of costs.
         where: The public function that was called, for messages.
     """
 
     what: Any
     specs: tuple[Any, ...]
     unknown_dim: int
+    cost: Measured | None
     where: str
 
     @classmethod
     def of(
-        cls, what: Any, specs: Sequence[Any], unknown_dim: int, where: str
+        cls, what: Any, specs: Sequence[Any], unknown_dim: int, cost: Any, where: str
     ) -> Subject:
         """Checks what was given.
 
         Raises:
+            CostError: `cost` holds no measured times.
             TypeError: It is neither a function nor a model.
         """
         if not (keras_models.is_model(what) or callable(what)):
@@ -118,8 +126,8 @@ class Subject:
                 f"a loss, or a Keras model, but got {what!r} of type "
                 f"{type(what).__name__}."
             )
-        parse_setting("memory", unknown_dim, where=where)
-        return cls(what, tuple(specs), unknown_dim, where)
+        measured = parse_setting("memory", unknown_dim, cost, where=where).cost
+        return cls(what, tuple(specs), unknown_dim, measured, where)
 
     @property
     def is_model(self) -> bool:
@@ -131,8 +139,12 @@ class Subject:
     ) -> tuple[Setting, AbstractContextManager[Any]]:
         """What `checkpoints` means here, and where to trace."""
         if self.is_model:
-            return asked_for(self.what, checkpoints, self.unknown_dim, self.where)
-        setting = parse_setting(checkpoints, self.unknown_dim, where=self.where)
+            return asked_for(
+                self.what, checkpoints, self.unknown_dim, self.cost, self.where
+            )
+        setting = parse_setting(
+            checkpoints, self.unknown_dim, self.cost, where=self.where
+        )
         return setting, nullcontext()
 
     def stock(self, batch_size: int | None = None) -> Study:

@@ -162,13 +162,14 @@ def _layer_class(package: str) -> Any:
 
 
 def asked_for(
-    model: Any, checkpoints: Any, unknown_dim: int, where: str
+    model: Any, checkpoints: Any, unknown_dim: int, cost: Any, where: str
 ) -> tuple[Setting, AbstractContextManager[Any]]:
     """What `checkpoints` means for a model, and where its step has to be traced."""
     package = _package(model)
-    wish = _wish(model, checkpoints, unknown_dim, None, package, where)
+    wish = _wish(model, checkpoints, unknown_dim, cost, package, where)
     keep, outputs = _kept_by(model, wish, package)
-    return Setting(keep, unknown_dim), outputs.noted() if outputs else nullcontext()
+    setting = Setting(keep, unknown_dim, cost=wish.cost)
+    return setting, outputs.noted() if outputs else nullcontext()
 
 
 def plain_train_step(model: Any) -> Callable[..., Any]:

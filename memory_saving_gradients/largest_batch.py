@@ -99,7 +99,11 @@ class FittingBatches:
 
 @tf.autograph.experimental.do_not_convert
 def max_batch_size(
-    fn_or_model: Any, budget: Any, *input_specs: Any, unknown_dim: int = UNKNOWN_DIM
+    fn_or_model: Any,
+    budget: Any,
+    *input_specs: Any,
+    unknown_dim: int = UNKNOWN_DIM,
+    cost: Any = None,
 ) -> FittingBatches:
     """The largest batches that fit into a budget, without training or running anything.
 
@@ -110,12 +114,15 @@ def max_batch_size(
         input_specs: As in `plan`: where the first dimension is None, the size of the
             batch goes.
         unknown_dim: As in `plan`.
+        cost: As in `plan`. They decide what is kept and how much work is extra, and
+            are taken as they are for every size: what counts is how ops compare.
 
     Returns:
         The largest batch of stock, of `"memory"` and of the budget as `checkpoints=`.
 
     Raises:
         CheckpointError: `budget` is none.
+        CostError: `cost` holds no measured times.
         MemorySavingGradientsError, TypeError: As in `plan`; or no input has an open
             first dimension.
 
@@ -128,7 +135,8 @@ def max_batch_size(
         >>> model.compile("adam", "mse")
         >>> print(msg.max_batch_size(model, "100MiB"))
     """
-    subject = Subject.of(fn_or_model, input_specs, unknown_dim, "max_batch_size")
+    where = "max_batch_size"
+    subject = Subject.of(fn_or_model, input_specs, unknown_dim, cost, where)
     limit = _limit(budget)
     if not subject.has_open_batch:
         raise MemorySavingGradientsError(

@@ -103,14 +103,16 @@ class Pareto:
 
 
 @tf.autograph.experimental.do_not_convert
-def pareto(ys: Any, xs: Any, *, unknown_dim: int = UNKNOWN_DIM) -> Pareto:
+def pareto(
+    ys: Any, xs: Any, *, unknown_dim: int = UNKNOWN_DIM, cost: Any = None
+) -> Pareto:
     """Peak memory against extra time of a gradient, over all budgets.
 
     Call it where `gradients` would be called, while a graph is built. The gradient is
     built in a copy of the graph, which is dropped: the graph is left as it was.
 
-    Called functions count as stock makes them: what can be saved inside is not in the
-    figures. On large graphs it takes some ten times as long as the
+    Loops, branches and called functions count as stock makes them: what can be saved
+    inside is not in the figures. On large graphs it takes some ten times as long as the
     plan of one budget.
 
     Args:
@@ -118,14 +120,16 @@ def pareto(ys: Any, xs: Any, *, unknown_dim: int = UNKNOWN_DIM) -> Pareto:
         xs: A tensor, variable (TensorFlow 1, 2 or Keras 3) or a list of such.
         unknown_dim: What a dimension that is not known statically (a batch size) is
             taken to be while planning, at least 1.
+        cost: Measured seconds of ops, as in `gradients`.
 
     Returns:
         The front; print it.
 
     Raises:
+        CostError: `cost` holds no measured times.
         EagerExecutionError: There is no graph: called outside a `tf.function`.
         MemorySavingGradientsError: The `ys` depend on none of the `xs`, or on loops or
-            branches, which cannot be copied.
+            branches of TensorFlow 1, which cannot be copied.
 
     Example:
         >>> @tf.function
@@ -144,7 +148,7 @@ def pareto(ys: Any, xs: Any, *, unknown_dim: int = UNKNOWN_DIM) -> Pareto:
             "eagerly, where there is none. Call it inside a `tf.function` (the loss "
             "must be computed in it, too), or try `compare`, which takes a function."
         )
-    setting = parse_setting("memory", unknown_dim, where="pareto")
+    setting = parse_setting("memory", unknown_dim, cost, where="pareto")
     graph = tf.compat.v1.get_default_graph()
     with as_autodiff_made_it(graph, ys):
         scratch, targets, sources = copied(graph, as_list(ys), as_list(xs))

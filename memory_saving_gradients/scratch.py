@@ -4,8 +4,8 @@ What autodiff makes can never be taken out of a graph again, and calls it change
 So whoever only wants to know builds in a copy, which is dropped. Copied is what the
 `ys` depend on, op by op. Variables are the same ones: nothing is ever run.
 
-Loops and branches stand in the way: autodiff makes a second version of their bodies,
-under a name that it derives from that of the first and that is good once in a process.
+Loops and branches get bodies of their own. Those of TensorFlow 1, which are made of
+many ops and of contexts that only Python knows, stand in the way.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import op_types, tf_internals, tf_internals_bodies
+from memory_saving_gradients import tf_internals, tf_internals_scratch
 from memory_saving_gradients.errors import MemorySavingGradientsError
 from memory_saving_gradients.selection import plain_variable
 
 __all__ = ["copied"]
-
-_BRANCHING = op_types.CALL_TYPES - {"PartitionedCall", "StatefulPartitionedCall"}
 
 
 def copied(
@@ -38,21 +36,21 @@ def copied(
         The copy, and in it the `ys` and `xs`; variables as their handles.
 
     Raises:
-        MemorySavingGradientsError: A loop or a branch stands in the way.
+        MemorySavingGradientsError: Loops or branches of TensorFlow 1 are in the way.
     """
-    scratch = tf_internals_bodies.empty_graph()
+    scratch = tf_internals_scratch.empty_graph()
     made: dict[int, tf.Tensor] = {}
     with tf_internals.creation_scope(scratch):
         for op in _upstream(ys):
-            if op.type in _BRANCHING or tf_internals.in_control_flow_v1(op):
+            if tf_internals.in_control_flow_v1(op):
                 raise MemorySavingGradientsError(
                     "`memory_saving_gradients.pareto` looks at a copy of the graph, "
-                    "but loops and branches cannot be copied "
+                    "but loops and branches of TensorFlow 1 cannot be copied "
                     f"({op.type} {op.name}). Call `plan` or `compare` with the "
                     "function that computes the loss: they trace it anew."
                 )
             inputs = [made[id(tensor)] for tensor in op.inputs]
-            copy = tf_internals_bodies.copy_whole(scratch, op, inputs)
+            copy = tf_internals_scratch.copy_whole(scratch, op, inputs)
             made.update(zip(map(id, op.outputs), copy.outputs, strict=True))
     sources = (made.get(id(_standing_for(plain_variable(x), graph))) for x in xs)
     return scratch, [made[id(y)] for y in ys], [x for x in sources if x is not None]

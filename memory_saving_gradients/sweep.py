@@ -6,18 +6,21 @@ tensor, and walking the whole graph for each (`simulate`) would take minutes.
 The model is that of `simulate`, bucketed by *slot*: the live bytes just before each
 forward position and before each slot are arrays, to which a buffer adds its size over
 the stretch in which it lives. Inside a slot (the copies, then one backward op) the
-profile is walked by itself.
+profile is walked by itself (`sweep_slots`).
 
 The algorithm of a change (`toggle`):
 
 1. The maker's slot is worked out again; if it moved, so may the slots of what it reads.
    A heap visits them latest first, so that each is visited once.
-2. Every tensor whose copy or whose last reader moved is counted again: its old stretch
-   is subtracted, its new one added.
+2. Every tensor whose copy or whose last reader moved is counted again: where its old
+   stretch ended and its new one ends is noted, and all notes are added up at once.
 3. The slots in which something now begins or ends are walked again.
 
-On a chain with segments of s ops a change costs O(s), plus one pass of numpy for the
-maximum.
+Most changes are not to a planner's liking. What each has moved is remembered in a
+`Change`, so that it can be taken back without working anything out.
+
+On a chain with segments of s ops a change costs O(s), plus two passes of numpy, one for
+the live bytes and one for the maximum.
 """
 
 from __future__ import annotations
@@ -29,9 +32,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memory_saving_gradients.buffers import Buffers
-from memory_saving_gradients.schedule import NEVER
+from memory_saving_gradients.schedule import NEVER, copy_slots
+from memory_saving_gradients.sweep_slots import Slots
+from memory_saving_gradients.sweep_tables import Change, Stretch, tables_of
 
-__all__ = ["Sweep"]
+__all__ = ["Change", "Sweep"]
+
+_STEPS_AN_OP = 8
+"""To count a selection from scratch takes so much for each forward op, ..."""
+
+_STEPS_A_CHANGE = 16
+"""... and a change at least so much, ..."""
+
+_PLACES_A_STEP = 256
+"""... and one step more for so many places that numpy passes over."""
 
 
 class Sweep:
@@ -40,45 +54,31 @@ class Sweep:
     Attributes:
         buffers: The buffer view of the graph.
         kept: The current selection. Change it by `toggle` only.
+        is_kept: The same as a mask over all tensors.
         slots: For each position the slot before which its copy runs, or `NEVER`.
         extra_seconds: Estimated time of all recomputation.
-        work: How many steps have been looked at so far: what a planner bounds, so that
-            its plan does not depend on how busy the machine is.
+        work: How many steps have been looked at so far, or what takes as long (about a
+            microsecond each): what a planner bounds, so that its plan does not depend
+            on how busy the machine is.
     """
 
     def __init__(self, buffers: Buffers, kept: Set[int]) -> None:
         self.buffers = buffers
         self.kept = set(kept) | buffers.endless
-        ops = [buffers.graph.ops[op] for op in buffers.forward]
-        size = buffers.size
-        self._forward_count = len(ops)
-        self._slot_count = len(buffers.backward)
-        self._stride = self._forward_count + 1
-        self._readers = buffers.forward_readers
-        self._late = buffers.backward_readers
-        self._reads = [buffers.reads[op.id] for op in ops]
-        self._makes = [buffers.makes[op.id] for op in ops]
-        self._allocated = [sum(size[t] for t in made) for made in self._makes]
-        self._pinned = [op.pin is not None for op in ops]
-        self._in_place = [op.in_place for op in ops]
-        self._seconds = [op.seconds for op in ops]
-        self._maker = [buffers.position[t.op] for t in buffers.graph.tensors]
-        self.slots = [NEVER] * self._forward_count
         self.extra_seconds = 0.0
-        self.work = 0
-        # One axis for both passes: forward positions, then slots. Live bytes before
-        # each place stand there as differences until all has been counted once.
-        places = self._forward_count + self._slot_count
-        self._live = np.zeros(places + 2, np.int64)
-        self._local = np.zeros(places, np.int64)
-        self._waiting = np.zeros(places, np.int64)
-        self._copies: list[set[int]] = [set() for _ in range(self._slot_count)]
-        # For each slot: which buffers end in it, by key of the step that ends them.
-        self._ending: list[dict[tuple[int, bool], int]] = [
-            {} for _ in range(self._slot_count)
-        ]
-        self._stretch: dict[int, tuple[int, int, int]] = {}
-        self._counting_all = True
+        tables = self._tables = tables_of(buffers)
+        self.work = _STEPS_AN_OP * tables.forward_count
+        self._overhead = _STEPS_A_CHANGE + len(tables.plain) // _PLACES_A_STEP
+        self._inside = Slots(self._tables)
+        self._stretch: dict[int, Stretch] = {}
+        # The same as arrays over all tensors.
+        count = len(buffers.graph.tensors)
+        self.is_kept = np.zeros(count, np.bool_)
+        self.is_kept[list(self.kept)] = True
+        self._end = np.full(count, -1, np.int64)
+        self._start = np.full(count, NEVER, np.int64)
+        self._copy_end = np.full(count, -1, np.int64)
+        self._profile: NDArray[np.int64] | None = None
         self._count_all()
 
     @property
@@ -92,17 +92,53 @@ class Sweep:
         return int(self.profile_if_consumed().max(initial=0))
 
     def profile(self) -> NDArray[np.int64]:
-        """The highest live bytes at each forward position, then within each slot."""
-        return self._live[:-2] + self._local
+        """The highest live bytes at each forward position, then within each slot. Not
+        to be changed."""
+        if self._profile is None:
+            self._profile = self._live[:-2] + self._local
+        return self._profile
 
     def profile_if_consumed(self) -> NDArray[np.int64]:
         """`profile` without gradients that only wait for the caller."""
-        return self.profile() - self._waiting
+        return self.profile() - self._tables.waiting
 
-    def toggle(self, tensor: int) -> None:
-        """Keeps the forward-made `tensor` if it was not kept, and vice versa."""
+    def toggle(self, tensor: int) -> Change:
+        """Keeps the forward-made `tensor` if it was not kept, and vice versa.
+
+        Returns:
+            What has moved, for `take_back`.
+        """
+        change = Change(tensor, self.extra_seconds)
         self.kept.symmetric_difference_update((tensor,))
-        self._settle([self._maker[tensor]], {tensor})
+        self.is_kept[tensor] ^= True
+        touched: set[int] = set()
+        positions: set[int] = set()
+        for moved in self._move_copies(change, touched):
+            self._recount(moved, change, touched, positions)
+        self._shift(change.live, 1)
+        self._walk_again(change, touched, positions)
+        self.work += change.work + self._overhead
+        return change
+
+    def take_back(self, change: Change) -> None:
+        """Undoes the newest change that has not been taken back."""
+        self.kept.symmetric_difference_update((change.tensor,))
+        self.is_kept[change.tensor] ^= True
+        for position, slot in change.slots:
+            self._inside.move_copy(position, self.slots[position], slot)
+            self.slots[position] = slot
+        for tensor, stretch in change.stretches:
+            end, _, copy_end = stretch
+            new_end, _, new_copy_end = self._stretch[tensor]
+            if end != new_end:
+                self._inside.move_end(2 * tensor, new_end, end)
+            if copy_end != new_copy_end:
+                self._inside.move_end(2 * tensor + 1, new_copy_end, copy_end)
+            self._note(tensor, stretch)
+        self._shift(change.live, -1)
+        for place, highest in change.local:
+            self._local[place] = highest
+        self.extra_seconds = change.seconds
 
     def alive(self, index: int) -> tuple[list[int], list[int]]:
         """Which forward-made buffers are alive at an index into `profile`.
@@ -110,241 +146,194 @@ class Sweep:
         Returns:
             The tensors whose originals are alive and those whose copies are, ascending.
         """
-        slot = index - self._forward_count
-        originals, copies = [], []
-        for tensor, (end, start, copy_end) in self._stretch.items():
-            if slot < 0:
-                uses = (self._maker[tensor], *self._readers[tensor][-1:])
-                last = max(uses) if end < 0 else self._forward_count
-                if uses[0] <= index <= last:
-                    originals.append(tensor)
-                continue
-            if end >= 0 and slot <= end // self._stride:
-                originals.append(tensor)
-            if start <= slot <= copy_end // self._stride:
-                copies.append(tensor)
-        return sorted(originals), sorted(copies)
+        originals, copies = self.alive_among(index)
+        return np.flatnonzero(originals).tolist(), np.flatnonzero(copies).tolist()
+
+    def alive_among(self, index: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """`alive` as a mask over all tensors each."""
+        tables = self._tables
+        slot = index - tables.forward_count
+        key = slot * tables.stride
+        if slot < 0:
+            late, early = self._end >= 0, tables.early_stops > index
+            originals = (tables.makers <= index) & (late | early)
+            return originals & (tables.makers >= 0), np.zeros(len(self._end), np.bool_)
+        copies = (self._copy_end >= key) & (self._start <= slot)
+        return self._end >= key, copies
 
     # -- what a selection implies ----------------------------------------------------
 
     def _slot(self, position: int) -> int:
         """When the op at `position` must be copied."""
-        if self._pinned[position]:
+        tables, slots = self._tables, self.slots
+        if tables.pinned[position]:
             return NEVER
         slot = NEVER
-        for tensor in self._makes[position]:
+        for tensor in tables.makes[position]:
             if tensor not in self.kept:
-                if self._late[tensor]:
-                    slot = min(slot, self._late[tensor][0])
-                for reader in self._readers[tensor]:
-                    slot = min(slot, self.slots[reader])
+                slot = min(slot, tables.late_first[tensor])
+                for reader in tables.readers[tensor]:
+                    if slots[reader] < slot:
+                        slot = slots[reader]
         return slot
 
-    def _last_use(self, tensor: int) -> int:
-        """The key of the last step of the backward pass that reads `tensor`, or -1.
-
-        A step's key is slot · stride + place within the slot: a copy's place is its
-        position, the backward op comes after all copies.
-        """
-        late = self._late[tensor]
-        key = late[-1] * self._stride + self._forward_count if late else -1
-        for reader in self._readers[tensor]:
-            if self.slots[reader] < NEVER:
-                key = max(key, self.slots[reader] * self._stride + reader)
-        return key
-
-    def _stretch_of(self, tensor: int) -> tuple[int, int, int]:
-        """The original's last key (-1: dies in the forward pass), and for the copy the
-        first slot and the last key (`NEVER` and -1: no copy)."""
-        maker = self._maker[tensor]
-        slot = self.slots[maker]
-        use = self._last_use(tensor)
-        if tensor in self.buffers.endless:
-            end = self._slot_count * self._stride
+    def _stretch_of(self, tensor: int) -> Stretch:
+        """When the buffers of `tensor` are alive in the backward pass."""
+        tables, slots = self._tables, self.slots
+        stride = tables.stride
+        use = tables.late_key[tensor]
+        for reader in tables.readers[tensor]:
+            if slots[reader] < NEVER:
+                key = slots[reader] * stride + reader
+                if key > use:
+                    use = key
+        maker = tables.maker[tensor]
+        slot = slots[maker]
+        if tensor in tables.endless:
+            end = tables.slot_count * stride
         elif slot == NEVER or tensor in self.kept:
             end = use
         else:
-            return -1, slot, max(use, slot * self._stride + maker)
-        return (
-            (end, NEVER, -1)
-            if slot == NEVER
-            else (
-                end,
-                slot,
-                slot * self._stride + maker,
-            )
-        )
+            return -1, slot, max(use, slot * stride + maker)
+        if slot == NEVER:
+            return end, NEVER, -1
+        return end, slot, slot * stride + maker
 
     # -- keeping the numbers up to date ----------------------------------------------
 
     def _count_all(self) -> None:
-        for position in range(self._forward_count - 1, -1, -1):
-            self._move_copy(position, self._slot(position))
-        for made in self._makes:
+        tables = self._tables
+        self.slots = copy_slots(self.buffers, self.kept)
+        for position in range(tables.forward_count - 1, -1, -1):
+            slot = self.slots[position]
+            if slot < NEVER:
+                self._inside.move_copy(position, NEVER, slot)
+                self.extra_seconds += tables.seconds[position]
+        live: dict[int, int] = {}
+        for position, made in enumerate(tables.makes):
             for tensor in made:
-                self._recount(tensor, set(), set())
-        self._count_backward_made()
-        self._counting_all = False
-        self._live = np.cumsum(self._live)
-        self._walk_again(range(self._slot_count), range(self._forward_count))
+                size = tables.size[tensor]
+                # As if nobody read it.
+                self._stretch[tensor] = -1, NEVER, -1
+                stop = tables.early_stop[tensor]
+                live[position + 1] = live.get(position + 1, 0) + size
+                live[stop] = live.get(stop, 0) - size
+        change = Change(-1, 0.0, live=live)
+        for tensor in self._stretch:
+            self._recount(tensor, change, set(), set())
+        self._live = np.cumsum(tables.live_late)
+        self._shift(live, 1)
+        self._local = tables.plain.copy()
+        slots = {*self._inside.copies, *tables.walked}
+        self._walk_again(change, slots, range(tables.forward_count))
 
-    def _count_backward_made(self) -> None:
-        """Gradient buffers never move: their stretches and deaths are counted once."""
-        buffers = self.buffers
-        size = buffers.size
-        self._made_late = [
-            sum(size[t] for t in buffers.makes[op]) for op in buffers.backward
-        ]
-        self._dying_late: list[list[int]] = [[] for _ in buffers.backward]
-        waiting = np.zeros(self._slot_count + 2, np.int64)
-        for slot, op in enumerate(buffers.backward):
-            for tensor in buffers.makes[op]:
-                end = self._late[tensor][-1] if self._late[tensor] else slot
-                if tensor in buffers.endless:
-                    waiting[end + 1] += size[tensor]
-                    end = self._slot_count
-                else:
-                    self._dying_late[end].append(
-                        size[tensor] if end > slot else -size[tensor]
-                    )
-                self._add(self._forward_count + slot + 1, end, size[tensor])
-        self._waiting[self._forward_count :] = np.cumsum(waiting)[: self._slot_count]
-
-    def _settle(self, positions: Iterable[int], changed: set[int]) -> None:
-        heap = [-position for position in positions]
-        slots: set[int] = set()
+    def _move_copies(self, change: Change, touched: set[int]) -> list[int]:
+        """Step 1 of the module's outline: the tensors to be counted again."""
+        tables, slots = self._tables, self.slots
+        changed = {change.tensor: None}
+        heap = [-tables.maker[change.tensor]]
+        waiting = set(heap)
         while heap:
             position = -heapq.heappop(heap)
-            while heap and -heap[0] == position:
-                heapq.heappop(heap)
-            slot = self._slot(position)
-            old = self.slots[position]
+            slot, old = self._slot(position), slots[position]
             if slot == old:
                 continue
-            slots.update(s for s in (old, slot) if s < NEVER)
-            self._move_copy(position, slot)
-            changed.update(self._makes[position])
-            for tensor in self._reads[position]:
-                maker = self._maker[tensor]
-                if maker >= 0:
-                    changed.add(tensor)
-                    heapq.heappush(heap, -maker)
-        readers: set[int] = set()
-        self.work += len(changed)
-        for tensor in changed:
-            self._recount(tensor, slots, readers)
-        self._walk_again(slots, readers)
+            if old < NEVER:
+                touched.add(old)
+                self.extra_seconds -= tables.seconds[position]
+            if slot < NEVER:
+                touched.add(slot)
+                self.extra_seconds += tables.seconds[position]
+            self._inside.move_copy(position, old, slot)
+            slots[position] = slot
+            change.slots.append((position, old))
+            changed.update(dict.fromkeys(tables.makes[position]))
+            for tensor in tables.reads[position]:
+                changed[tensor] = None
+                maker = -tables.maker[tensor]
+                if maker not in waiting:
+                    waiting.add(maker)
+                    heapq.heappush(heap, maker)
+        change.work += len(changed)
+        return list(changed)
 
-    def _move_copy(self, position: int, slot: int) -> None:
-        old = self.slots[position]
-        if old < NEVER:
-            self._copies[old].discard(position)
-            self.extra_seconds -= self._seconds[position]
-        if slot < NEVER:
-            self._copies[slot].add(position)
-            self.extra_seconds += self._seconds[position]
-        self.slots[position] = slot
-
-    def _recount(self, tensor: int, slots: set[int], readers: set[int]) -> None:
-        """Replaces a tensor's stretches and notes what has to be walked again."""
-        new = self._stretch_of(tensor)
-        old = self._stretch.get(tensor)
+    def _recount(
+        self, tensor: int, change: Change, touched: set[int], positions: set[int]
+    ) -> None:
+        """Step 2 for one tensor. Notes what has to be walked again."""
+        new, old = self._stretch_of(tensor), self._stretch[tensor]
         if new == old:
             return
-        if old is not None:
-            slots.update(self._apply(tensor, old, -1))
-        slots.update(self._apply(tensor, new, 1))
-        self._stretch[tensor] = new
-        if self._readers[tensor]:
-            readers.add(self._readers[tensor][-1])
+        change.stretches.append((tensor, old))
+        self._note(tensor, new)
+        tables, live = self._tables, change.live
+        stride, count = tables.stride, tables.forward_count + 1
+        size = tables.size[tensor]
+        end, start, copy_end = new
+        old_end, old_start, old_copy_end = old
+        if end != old_end:
+            early = tables.early_stop[tensor]
+            for key, amount in ((old_end, size), (end, -size)):
+                stop = early if key < 0 else key // stride + count
+                live[stop] = live.get(stop, 0) + amount
+            touched.update(self._inside.move_end(2 * tensor, old_end, end))
+            if (end < 0) != (old_end < 0) and tables.readers[tensor]:
+                positions.add(tables.readers[tensor][-1])
+        if start != old_start or copy_end != old_copy_end:
+            for first, key, amount in (
+                (old_start, old_copy_end, -size),
+                (start, copy_end, size),
+            ):
+                if first < NEVER:
+                    first, stop = first + count, key // stride + count
+                    live[first] = live.get(first, 0) + amount
+                    live[stop] = live.get(stop, 0) - amount
+            if copy_end != old_copy_end:
+                touched.update(
+                    self._inside.move_end(2 * tensor + 1, old_copy_end, copy_end)
+                )
 
-    def _apply(
-        self, tensor: int, stretch: tuple[int, int, int], sign: int
-    ) -> list[int]:
-        end, start, copy_end = stretch
-        amount = sign * self.buffers.size[tensor]
-        born = self._maker[tensor] + 1
-        touched = []
-        if end < 0:
-            if self._readers[tensor]:
-                last = self._readers[tensor][-1]
-                self._add(born, last - self._forward_count, amount)
+    def _note(self, tensor: int, stretch: Stretch) -> None:
+        self._stretch[tensor] = stretch
+        self._end[tensor], self._start[tensor], self._copy_end[tensor] = stretch
+
+    def _shift(self, differences: dict[int, int], sign: int) -> None:
+        """Adds differences, summed up from the left, to the live bytes."""
+        self._profile = None
+        if not differences:
+            return
+        low, high = min(differences), max(differences)
+        steps = np.zeros(high - low + 1, np.int64)
+        steps[[place - low for place in differences]] = list(differences.values())
+        if sign < 0:
+            self._live[low : high + 1] -= np.cumsum(steps)
         else:
-            self._add(born, end // self._stride, amount)
-            touched.append(self._note_end(tensor, False, end, sign))
-        if start < NEVER:
-            first = self._forward_count + start + 1
-            self._add(first, copy_end // self._stride, amount)
-            touched.append(self._note_end(tensor, True, copy_end, sign))
-        return [slot for slot in touched if slot < self._slot_count]
+            self._live[low : high + 1] += np.cumsum(steps)
 
-    def _note_end(self, tensor: int, copy: bool, key: int, sign: int) -> int:
-        slot = key // self._stride
-        if slot < self._slot_count:
-            if sign > 0:
-                self._ending[slot][tensor, copy] = key
-            else:
-                del self._ending[slot][tensor, copy]
-        return slot
-
-    def _add(self, first: int, last_slot: int, amount: int) -> None:
-        """Adds to the live bytes from place `first` up to before `last_slot` and in it.
-
-        Forward positions count as slots below 0.
-        """
-        stop = self._forward_count + min(last_slot, self._slot_count) + 1
-        if self._counting_all:
-            self._live[first] += amount
-            self._live[stop] -= amount
-        else:
-            self._live[first:stop] += amount
-
-    def _walk_again(self, slots: Iterable[int], positions: Iterable[int]) -> None:
+    def _walk_again(
+        self, change: Change, slots: Iterable[int], positions: Iterable[int]
+    ) -> None:
+        """Step 3."""
+        first = self._tables.forward_count
         for slot in slots:
-            self._local[self._forward_count + slot] = self._walk_slot(slot)
-            self.work += len(self._copies[slot]) + 1
+            place = first + slot
+            change.local.append((place, int(self._local[place])))
+            self._local[place] = self._inside.highest(slot)
+            change.work += len(self._inside.copies[slot]) + 1
         for position in positions:
-            self._local[position] = self._walk_position(position)
+            if self._tables.in_place[position] >= 0:
+                change.local.append((position, int(self._local[position])))
+                self._local[position] = self._walk_position(position)
 
     def _walk_position(self, position: int) -> int:
-        size = self.buffers.size
-        made = self._makes[position]
-        allocated = self._allocated[position]
-        if self._in_place[position]:
-            for tensor in self._reads[position]:
-                if (
-                    size[tensor] == size[made[0]]
-                    and self._maker[tensor] >= 0
-                    and self._stretch[tensor][0] < 0
-                    and self._readers[tensor][-1] == position
-                ):
-                    return allocated - size[made[0]]
-        return allocated
-
-    def _walk_slot(self, slot: int) -> int:
-        """The highest live bytes within a slot, above those before it."""
-        size = self.buffers.size
-        ends: dict[int, list[tuple[int, bool]]] = {}
-        for instance, key in self._ending[slot].items():
-            ends.setdefault(key - slot * self._stride, []).append(instance)
-        running = highest = 0
-        for position in sorted(self._copies[slot]):
-            made = self._makes[position]
-            allocated = self._allocated[position]
-            ending = ends.get(position, ())
-            spared = 0
-            if self._in_place[position] and any(
-                size[t] == size[made[0]] and not (copy and t in made)
-                for t, copy in ending
+        """What a forward op allocates."""
+        tables = self._tables
+        size, wanted = tables.size, tables.in_place[position]
+        for tensor in tables.reads[position]:
+            if (
+                size[tensor] == wanted
+                and self._stretch[tensor][0] < 0
+                and tables.readers[tensor][-1] == position
             ):
-                spared = size[made[0]]
-            highest = max(highest, running + allocated - spared)
-            running += allocated - sum(size[t] for t, _ in ending)
-        op = self.buffers.backward[slot]
-        made = self.buffers.makes[op]
-        dying = [size[t] for t, _ in ends.get(self._forward_count, ())]
-        dying.extend(amount for amount in self._dying_late[slot] if amount > 0)
-        spared = 0
-        if self.buffers.graph.ops[op].in_place and size[made[0]] in dying:
-            spared = size[made[0]]
-        return max(highest, running + self._made_late[slot] - spared)
+                return tables.allocated[position] - wanted
+        return tables.allocated[position]

@@ -18,7 +18,6 @@ from memory_saving_gradients.tf_internals import (
     control_flow_context,
     copy_op,
     creation_scope,
-    unique_name,
 )
 
 __all__ = [
@@ -29,10 +28,8 @@ __all__ = [
     "capture_result",
     "captures_through",
     "copy_functional",
-    "copy_whole",
     "create_op_in",
     "differentiated_by",
-    "empty_graph",
     "exported",
     "graphs_inside",
     "graphs_of_loop",
@@ -228,36 +225,6 @@ def copy_functional(
     copy = copy_op(graph, op, name, inputs, same_graph=False)
     for original, made in zip(op.outputs, copy.outputs, strict=True):
         if original.dtype == tf.variant:  # what it is a list of
-            _copy_handle_data(original, made)
-    return copy
-
-
-def empty_graph() -> tf.Graph:
-    """A graph to try things out in, inside the one that is being built.
-
-    It is the body of a function: what is met of the graph around, such as what a custom
-    gradient remembers, is captured and no error. It is compiled by XLA if that is.
-    """
-    return _func_graph("scratch")
-
-
-def copy_whole(
-    graph: tf.Graph, op: tf.Operation, inputs: Sequence[tf.Tensor]
-) -> tf.Operation:
-    """A copy in another graph, under the same name if it is free there.
-
-    Of its bodies it has those that the op names. What Python knows of them stays with
-    the original: autodiff would change it.
-    """
-    for attribute in op.node_def.attr.values():
-        for function in (attribute.func, *attribute.list.func):
-            if function.name:
-                found = op.graph._get_function(function.name)
-                graph._add_function_recursive(found)
-    name = unique_name(graph, op.name)
-    copy = copy_op(graph, op, name, inputs, same_graph=False)
-    for original, made in zip(op.outputs, copy.outputs, strict=True):
-        if original.dtype in (tf.variant, tf.resource):
             _copy_handle_data(original, made)
     return copy
 

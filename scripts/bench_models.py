@@ -24,6 +24,8 @@ Examples:
   bench_models.py transformer --modes 70%,50%    two budgets
   bench_models.py mlp --jit --out mlp.json       compiled by XLA, figures to a file
   bench_models.py chains --threads 1,4
+  bench_models.py building --ops 2000,50000 --modes memory,60%
+                                                 how long budgets are planned
 """
 
 from __future__ import annotations

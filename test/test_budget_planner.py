@@ -225,6 +225,13 @@ def test_selections_are_nested_in_what_a_second_is_worth():
 
 
 @given(graph=training_graphs())
+def test_ladder_asks_for_each_worth_as_if_for_it_alone(graph: TrainingGraph):
+    trade_off = TradeOff(problem_of(graph))
+    rungs = dict.fromkeys(trade_off.selection(w) for w in trade_off.worths(7))
+    assert trade_off.ladder(7) == list(rungs)
+
+
+@given(graph=training_graphs())
 def test_whatever_segments_propose_is_a_selection(graph: TrainingGraph):
     problem = problem_of(graph)
     segments = Segments(problem, [problem.always_kept, problem.everything])

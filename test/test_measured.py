@@ -349,6 +349,64 @@ def test_clones_take_it(checkpoints: Any):
     assert msg.last_plan().measured.named >= 6
 
 
+def variables_of_two_kinds() -> Callable[[tf.Tensor], tf.Tensor]:
+    weight = tf.Variable(tf.ones([1 << 12]))
+    return lambda x: two_kinds(x * weight)
+
+
+def test_a_dry_run_takes_it():
+    loss, x = variables_of_two_kinds(), tf.TensorSpec([1 << 12])
+    cost = {f"cos{n}": 1e-3 for n in range(8)} | {f"sin{n}": 1.0 for n in range(8)}
+    plan = msg.plan(loss, x, checkpoints="70%", cost=cost)
+    assert plan.measured is not None and plan.measured.named == 16
+    assert plan.recomputed
+    assert not [name for name in plan.recomputed if name.startswith("sin")]
+    modelled = msg.compare(loss, x, budgets=["70%"])
+    measured = msg.compare(loss, x, budgets=["70%"], cost=cost)
+    assert measured["70%"].extra_fraction == pytest.approx(plan.extra_fraction)
+    assert measured["70%"].extra_fraction < modelled["70%"].extra_fraction / 2
+
+
+def test_the_dry_run_of_a_model_takes_it():
+    model = model_of_two_kinds()
+    model.compile("sgd", "mse", jit_compile=False)
+    ops = msg.plan(model, batch_size=8).reading.graph.ops
+    cost = {op.name: 1.0 for op in ops if op.type == "MatMul"}
+    plan = msg.plan(model, batch_size=8, cost=cost)
+    assert plan.measured is not None and plan.measured.named == len(cost)
+
+
+def test_the_front_over_all_budgets_takes_it():
+    extra = []
+
+    @tf.function(autograph=False)
+    def look(x: tf.Tensor) -> tf.Tensor:
+        loss = two_kinds(x)
+        for cost in (None, COST | {f"sin{n}": 1.0 for n in range(8)}):
+            front = msg.pareto(loss, x, cost=cost)
+            point = front.within(0.7 * front.stock.peak_bytes)
+            assert point is not None
+            extra.append(point.extra_fraction)
+        return loss
+
+    look.get_concrete_function(tf.TensorSpec([1 << 12]))
+    assert 0 < extra[1] < extra[0] / 2
+
+
+def test_the_largest_batch_takes_it():
+    weight = tf.Variable(tf.ones([1, 1 << 10]))
+
+    def loss(x: tf.Tensor) -> tf.Tensor:
+        return two_kinds(x * weight)
+
+    x = tf.TensorSpec([None, 1 << 10])
+    modelled = msg.max_batch_size(loss, "1MiB", x)
+    cost = COST | {f"sin{n}": 1e-9 for n in range(8)}
+    measured = msg.max_batch_size(loss, "1MiB", x, cost=cost)
+    assert measured.stock.batch_size == modelled.stock.batch_size
+    assert measured.budget.extra_fraction != modelled.budget.extra_fraction
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -357,6 +415,10 @@ def test_clones_take_it(checkpoints: Any):
         lambda: msg.GradientTape(cost=5),
         lambda: msg.memory_saving(model_of_two_kinds(), cost=5),
         lambda: planned(5),
+        lambda: msg.plan(model_of_two_kinds(), cost=5),
+        lambda: msg.compare(model_of_two_kinds(), cost=5),
+        lambda: msg.max_batch_size(model_of_two_kinds(), "1MiB", cost=5),
+        lambda: tf.function(lambda x: msg.pareto(x, x, cost=5))(tf.ones([2])),
     ],
 )
 def test_every_way_in_checks_it_at_once(call: Callable[[], Any]):

@@ -156,14 +156,99 @@ def test_where_nothing_depends_on_the_sources(weights: list[tf.Variable]):
         seen(lambda x: tf.reduce_sum(dense_layers(x, weights[:3])), weights[3:])
 
 
-def test_loops_are_refused(weights: list[tf.Variable]):
-    def loss(x: tf.Tensor) -> tf.Tensor:
-        return tf.while_loop(
-            lambda n, _: n < 3, lambda n, y: (n + 1, tf.tanh(y @ weights[0])), [0, x]
-        )[1]
+def in_a_loop(x: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
+    return tf.while_loop(
+        lambda n, _: n < 3,
+        lambda n, y: (n + 1, tf.tanh(y @ weights[0])),
+        [0, x],
+        maximum_iterations=5,
+    )[1]
 
-    with pytest.raises(msg.MemorySavingGradientsError, match=r"compare.*trace it anew"):
-        seen(loss, weights)
+
+def in_a_branch(x: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
+    return tf.cond(
+        tf.reduce_sum(x) > 0,
+        lambda: tf.tanh(tf.sin(x @ weights[0]) @ weights[1]),
+        lambda: x @ weights[1],
+    )
+
+
+def in_a_case(x: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
+    return tf.switch_case(
+        tf.cast(x[0, 0], tf.int32),
+        [lambda: tf.tanh(x @ weights[0]), lambda: tf.sin(x @ weights[1])],
+    )
+
+
+def in_a_branch_in_a_loop(x: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
+    def body(n: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        step = tf.cond(
+            n > 1, lambda: tf.tanh(y @ weights[0]), lambda: tf.sin(y @ weights[1])
+        )
+        return n + 1, step
+
+    return tf.while_loop(lambda n, _: n < 3, body, [0, x], maximum_iterations=5)[1]
+
+
+def called_in_a_loop(x: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
+    called = tf.function(lambda y: tf.tanh(y @ weights[0]), autograph=False)
+    return tf.while_loop(
+        lambda n, _: n < 3,
+        lambda n, y: (n + 1, called(y)),
+        [0, x],
+        maximum_iterations=5,
+    )[1]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    "inner",
+    [in_a_loop, in_a_branch, in_a_case, in_a_branch_in_a_loop, called_in_a_loop],
+    ids=lambda f: f.__name__,
+)
+def test_loops_and_branches_are_looked_at(
+    inner: Callable[..., tf.Tensor], jit: bool, weights: list[tf.Variable]
+):
+    def loss(x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(dense_layers(inner(x, weights), weights[2:]))
+
+    fronts = []
+
+    def step(x: tf.Tensor, look: bool) -> list[tf.Tensor]:
+        y = loss(x)
+        graph = v1.get_default_graph()
+        before = definition(graph)
+        for _ in range(2 * look):
+            fronts.append(msg.pareto(y, weights))
+        assert definition(graph) == before
+        return tf.gradients(y, weights, unconnected_gradients="zero")
+
+    stock, looked = (
+        tf.function(step, autograph=False, jit_compile=jit)(tf.constant(X), look)
+        for look in (False, True)
+    )
+    for one, other in zip(stock, looked, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert fronts[0] == fronts[1]
+    assert fronts[0].points[0].peak_bytes < 0.9 * fronts[0].stock.peak_bytes
+    if not jit:
+        compared = msg.compare(loss, tf.TensorSpec(X.shape), budgets=[])
+        assert fronts[0].stock.peak_bytes == compared["stock"].peak_bytes
+        assert fronts[0].memory.peak_bytes == compared["memory"].peak_bytes
+
+
+def test_loops_of_tensorflow_1_are_refused():
+    v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default():
+            x = v1.placeholder(tf.float32, X.shape)
+            y = tf.while_loop(lambda y: tf.norm(y) > 1, lambda y: [tf.tanh(y)], [x])
+            with pytest.raises(
+                msg.MemorySavingGradientsError, match=r"compare.*trace it anew"
+            ):
+                msg.pareto(tf.reduce_sum(y), x)
+    finally:
+        v1.enable_control_flow_v2()
 
 
 def test_eagerly_it_says_what_to_do(weights: list[tf.Variable]):

@@ -95,6 +95,21 @@ def test_agrees_with_simulate_on_hand_made_graphs(name: str):
         assert_same(sweep, rng)
 
 
+@given(training_graphs(), RNGS)
+def test_changes_are_taken_back(graph: TrainingGraph, rng: random.Random):
+    buffers = view(graph)
+    sweep = Sweep(buffers, random_selection(buffers, rng))
+    choices = questionable(buffers)
+    before = []
+    for tensor in rng.choices(choices, k=TOGGLES) if choices else ():
+        state = set(sweep.kept), sweep.profile().tolist(), sweep.extra_seconds
+        before.append((state, sweep.toggle(tensor)))
+    for state, change in reversed(before):
+        sweep.take_back(change)
+        assert state == (sweep.kept, sweep.profile().tolist(), sweep.extra_seconds)
+        assert_same(sweep, rng)
+
+
 def test_toggle_there_and_back_changes_nothing():
     buffers = view(chain(20))
     sweep = Sweep(buffers, frozenset({5, 10, 15}))

@@ -18,6 +18,7 @@ from memory_saving_gradients import (
     tf_internals,
     tf_internals_bodies,
     tf_internals_reads,
+    tf_internals_scratch,
 )
 from memory_saving_gradients.tf_required import (
     NEWEST,
@@ -26,7 +27,12 @@ from memory_saving_gradients.tf_required import (
     require_tensorflow,
 )
 
-FILES = (tf_internals, tf_internals_bodies, tf_internals_reads)
+FILES = (
+    tf_internals,
+    tf_internals_bodies,
+    tf_internals_reads,
+    tf_internals_scratch,
+)
 SOURCE = "\n".join(Path(module.__file__).read_text() for module in FILES)
 BOUND = [
     tuple(argument.value for argument in node.args)

@@ -34,20 +34,26 @@ from memory_saving_gradients.sweep import Sweep
 __all__ = ["everything_tried", "explored", "ladder", "plan_budget"]
 
 _RUNGS = 10
-"""Selections on the ladder between nothing and everything kept."""
+"""Selections on the ladder between nothing and everything kept, ..."""
 
-_SCALES = (0.97, 1.03, 1.12, 1.25)
+_FEW_RUNGS = 4
+"""... and on that of large graphs."""
+
+_SCALES = (1.02, 0.98, 1.07, 0.94, 1.13, 1.25)
 """Bounds for the dynamic programme, as fractions of the budget: its local peaks are
 estimates, mostly too high."""
 
-_WAYS = 2
+_WAYS = 3
 """Selections taken for each bound."""
 
 _NEAREST = 3
 """Rungs of the ladder from which a search starts: those nearest to the budget."""
 
-_IMPROVED = 3
-"""The best so many are improved by exchanges."""
+_STEPS = 600_000
+"""What a search may take (see `Sweep.work`), ..."""
+
+_STEPS_AN_OP = 30
+"""... and so much more for each op."""
 
 _TINY = 10
 """Up to this many candidates all selections are tried."""
@@ -151,7 +157,7 @@ def _lowest(
 
 def _modes(problem: Problem, front: Front) -> dict[frozenset[int], int]:
     """The ladder between nothing and everything kept, each rung with its peak."""
-    rungs = TradeOff(problem).ladder(_RUNGS)
+    rungs = TradeOff(problem).ladder(_FEW_RUNGS if problem.is_large else _RUNGS)
     modes = dict.fromkeys((problem.always_kept, *rungs, problem.everything), 0)
     for kept in modes:
         sweep = Sweep(problem.buffers, kept)
@@ -163,27 +169,38 @@ def _modes(problem: Problem, front: Front) -> dict[frozenset[int], int]:
 def _starts(
     segments: Segments, modes: dict[frozenset[int], int], budget: int
 ) -> list[frozenset[int]]:
-    """Different selections to start from."""
-    near = sorted(modes, key=lambda kept: abs(modes[kept] - budget))
-    found = dict.fromkeys(near[:_NEAREST])
+    """Different selections to start from, the most promising first."""
+    found: dict[frozenset[int], None] = {}
     for scale in _SCALES:
         found.update(dict.fromkeys(segments.selections(int(scale * budget), _WAYS)))
-    return list(found)
+    near = sorted(modes, key=lambda kept: abs(modes[kept] - budget))
+    return list(found | dict.fromkeys(near[:_NEAREST]))
 
 
 def _search(
     problem: Problem, budget: int, front: Front, starts: list[frozenset[int]]
 ) -> None:
-    """Repairs, fills up and improves."""
+    """Repairs, fills up and improves, until its steps are spent."""
     search = Search(problem, budget, front)
-    effort = problem.effort
+    left = _STEPS + _STEPS_AN_OP * len(problem.buffers.graph.ops)
     found: list[tuple[float, int, Sweep]] = []
     for order, kept in enumerate(starts):
+        if left <= 0 and found:
+            break
         sweep = Sweep(problem.buffers, kept)
-        if 2 * sweep.peak_bytes > 3 * budget or search.repair(sweep) is None:
+        if 2 * sweep.peak_bytes <= 3 * budget and search.repair(sweep) is not None:
+            search.refill(sweep, sweep.work + max(left, 0) // 8, rounds=1)
+            found.append((sweep.extra_seconds, order, sweep))
+        left -= sweep.work
+    improved: set[frozenset[int]] = set()
+    for _, _, sweep in sorted(found, key=lambda f: f[:2]):
+        if left <= 0:
+            break
+        kept = frozenset(sweep.kept)
+        if kept in improved:
             continue
-        search.refill(sweep, sweep.work + effort // 4, rounds=1)
-        found.append((sweep.extra_seconds, order, sweep))
-    for _, _, sweep in sorted(found, key=lambda f: f[:2])[:_IMPROVED]:
-        search.exchange(sweep, sweep.work + effort)
-        search.refill(sweep, sweep.work + effort // 4)
+        improved.add(kept)
+        begun = sweep.work
+        search.exchange(sweep, begun + left)
+        search.refill(sweep, sweep.work + max(left, 0) // 8)
+        left -= sweep.work - begun

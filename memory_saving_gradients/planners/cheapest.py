@@ -20,7 +20,7 @@ than its other algorithms).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence, Set
 
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
@@ -30,6 +30,9 @@ from memory_saving_gradients.buffers import Buffers
 __all__ = ["Cheapest"]
 
 _SOURCE, _SINK = "source", "sink"
+
+Node = str | int | tuple[str, int]
+"""An end, an op's id, or a tensor that may be needed."""
 
 
 class Cheapest:
@@ -68,18 +71,73 @@ class Cheapest:
         Args:
             price: What it costs to redo an op, by its id; None if it must not be.
         """
-        network, maker = self._network, self._buffers.graph.tensors
+        return self._in(self._cut(self._network, price))
+
+    def held_at_each(
+        self, prices: Sequence[Callable[[int], int | None]]
+    ) -> list[frozenset[int]]:
+        """The same for rising prices, none of which falls for any op.
+
+        What is needed and redone only falls as prices rise. So the middle price is
+        asked first. What it redoes is redone at the lower ones, too, and what it does
+        not is not at the higher ones: each half is asked on its own part of the
+        network, and the parts of all get no larger together.
+        """
+        sides: list[Set[Node]] = [set()] * len(prices)
+        pending: list[tuple[int, int, nx.DiGraph, Set[Node]]] = [
+            (0, len(prices), self._network, frozenset())
+        ]
+        while pending:
+            first, stop, network, settled = pending.pop()
+            if first == stop:
+                continue
+            middle = (first + stop) // 2
+            side = self._cut(network, prices[middle])
+            sides[middle] = settled | side
+            lower = _merged(network, side - {_SOURCE}, _SOURCE)
+            higher = _merged(network, set(network) - side - {_SINK}, _SINK)
+            pending.append((first, middle, lower, sides[middle]))
+            pending.append((middle + 1, stop, higher, settled))
+        return [self._in(side) for side in sides]
+
+    def _cut(
+        self, network: nx.DiGraph, price: Callable[[int], int | None]
+    ) -> Set[Node]:
+        """What is on the side of the source of a minimum cut."""
         for op in list(network.predecessors(_SINK)):
-            network[op][_SINK].clear()
-            network[op][_SINK].update(_capacity(price(op)))
-        _, (needed, _) = nx.minimum_cut(
+            if isinstance(op, int):
+                network[op][_SINK].clear()
+                network[op][_SINK].update(_capacity(price(op)))
+        _, (side, _) = nx.minimum_cut(
             network, _SOURCE, _SINK, flow_func=boykov_kolmogorov
         )
+        found: Set[Node] = side
+        return found
+
+    def _in(self, side: Set[Node]) -> frozenset[int]:
+        """The tensors that are needed and not made again."""
+        maker = self._buffers.graph.tensors
         return frozenset(
             tensor
             for tensor in self._tensors
-            if ("needed", tensor) in needed and maker[tensor].op not in needed
+            if ("needed", tensor) in side and maker[tensor].op not in side
         )
+
+
+def _merged(network: nx.DiGraph, nodes: Set[Node], into: str) -> nx.DiGraph:
+    """The network with some nodes merged into its source or its sink."""
+    found = nx.DiGraph()
+    found.add_nodes_from((_SOURCE, _SINK))
+    for tail, head, capacity in network.edges(data="capacity"):
+        tail = into if tail in nodes else tail
+        head = into if head in nodes else head
+        if tail in (head, _SINK) or head == _SOURCE:
+            continue
+        others = found.get_edge_data(tail, head)
+        if others is not None:  # No end of both is without a capacity.
+            capacity += others["capacity"]
+        found.add_edge(tail, head, **_capacity(capacity))
+    return found
 
 
 def _capacity(price: int | None) -> dict[str, int]:

@@ -12,7 +12,10 @@ All are bounded by a number of simulated steps, never by the clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Set
+
+import numpy as np
 
 from memory_saving_gradients.planners.front import Front
 from memory_saving_gradients.planners.problem import Problem
@@ -21,7 +24,7 @@ from memory_saving_gradients.planners.refine import (
     fill_up,
     peak_and_near,
 )
-from memory_saving_gradients.sweep import Sweep
+from memory_saving_gradients.sweep import Change, Sweep
 
 __all__ = ["Search"]
 
@@ -51,34 +54,41 @@ class Search:
         self.problem = problem
         self.budget_bytes = budget_bytes
         self.front = front
-        self._candidates = frozenset(problem.candidates)
+        self._tensors = np.array(sorted(problem.candidates), np.int64)
+        spared, size = problem.seconds_spared, problem.buffers.size
+        self._spared = np.array([spared[t] for t in self._tensors.tolist()])
+        self._size = np.array([size[t] for t in self._tensors.tolist()], np.int64)
 
     def repair(
-        self, sweep: Sweep, frozen: Set[int] = frozenset(), most: int = _MOST_REPAIRS
-    ) -> list[int] | None:
+        self,
+        sweep: Sweep,
+        frozen: Set[int] = frozenset(),
+        most: int = _MOST_REPAIRS,
+        most_seconds: float = math.inf,
+    ) -> list[Change] | None:
         """Changes tensors that are alive at the peak until it is within the budget.
 
         Args:
             sweep: The selection, changed in place.
             frozen: Tensors not to touch.
             most: At most so many changes.
+            most_seconds: Gives up as soon as the extra time is not below this.
 
         Returns:
-            The tensors changed, in order; None if it cannot be done: then nothing is
+            The changes, in order; None if it cannot be done: then nothing is
             changed.
         """
-        changed: list[int] = []
+        changed: list[Change] = []
         height = peak_and_near(sweep.profile(), _NEAR)
         while height[0] > self.budget_bytes:
             move = None
-            if len(changed) < most:
+            if len(changed) < most and sweep.extra_seconds < most_seconds:
                 move = self._cheapest_move(sweep, frozen, height)
             if move is None:
-                for tensor in reversed(changed):
-                    sweep.toggle(tensor)
+                for change in reversed(changed):
+                    sweep.take_back(change)
                 return None
-            sweep.toggle(move)
-            changed.append(move)
+            changed.append(sweep.toggle(move))
             height = peak_and_near(sweep.profile(), _NEAR)
             self.front.see(sweep)
         return changed
@@ -106,18 +116,19 @@ class Search:
                 if tensor in sweep.kept:
                     continue  # kept by a repair since the list was made
                 before = sweep.extra_seconds
-                sweep.toggle(tensor)
-                if sweep.extra_seconds < before:
-                    changed = self.repair(sweep, {tensor}, _MOST_IN_EXCHANGE)
+                change = sweep.toggle(tensor)
+                # By more than rounding, lest it go round in circles.
+                most = before * (1 - 1e-9)
+                if sweep.extra_seconds < most:
+                    changed = self.repair(sweep, {tensor}, _MOST_IN_EXCHANGE, most)
                     if changed is not None:
-                        # By more than rounding, lest it go round in circles.
-                        if sweep.extra_seconds < before * (1 - 1e-9):
+                        if sweep.extra_seconds < most:
                             improved = True
                             self.front.see(sweep)
                             continue
                         for other in reversed(changed):
-                            sweep.toggle(other)
-                sweep.toggle(tensor)
+                            sweep.take_back(other)
+                sweep.take_back(change)
 
     def _cheapest_move(
         self, sweep: Sweep, frozen: Set[int], height: tuple[int, int]
@@ -127,15 +138,15 @@ class Search:
         best: tuple[float, int] | None = None
         for tensor in self._at_the_peak(sweep, frozen, excess):
             before = sweep.extra_seconds
-            sweep.toggle(tensor)
-            new, cost = (
-                peak_and_near(sweep.profile(), _NEAR),
-                sweep.extra_seconds - before,
+            change = sweep.toggle(tensor)
+            peak, cost = sweep.peak_bytes, sweep.extra_seconds - before
+            lower = peak < height[0] or (
+                peak == height[0] and peak_and_near(sweep.profile(), _NEAR) < height
             )
-            sweep.toggle(tensor)
-            if new < height:
+            sweep.take_back(change)
+            if lower:
                 # What lowers one of several peaks counts a little.
-                fall = min(height[0] - new[0], excess) + 1e-3 * excess
+                fall = min(height[0] - peak, excess) + 1e-3 * excess
                 price = cost / fall if cost > 0 else cost * fall
                 if best is None or (price, tensor) < best:
                     best = price, tensor
@@ -146,15 +157,19 @@ class Search:
     ) -> tuple[int, ...]:
         """What might be let go (its original is alive at the peak), and what might be
         kept lest its copy be alive there; a few of each, the most promising."""
-        spared, size = self.problem.seconds_spared, self.problem.buffers.size
-        originals, copies = sweep.alive(int(sweep.profile().argmax()))
-        open_to_change = self._candidates - frozen
-        held = sorted(
-            open_to_change.intersection(originals) & sweep.kept,
-            key=lambda t: (spared[t] / min(size[t], excess), t),
+        tensors, spared, size = self._tensors, self._spared, self._size
+        originals, copies = sweep.alive_among(int(sweep.profile().argmax()))
+        originals &= sweep.is_kept
+        copies &= ~sweep.is_kept
+        for mask in (originals, copies):
+            mask[list(frozen)] = False
+        held = np.flatnonzero(originals[tensors])
+        redone = np.flatnonzero(copies[tensors])
+        price = spared[held] / np.minimum(size[held], excess)
+        held = held[np.argsort(price, kind="stable")]
+        gain = spared[redone] / size[redone]
+        redone = redone[np.argsort(-gain, kind="stable")]
+        return (
+            *tensors[held[:_LOOKED_AT]].tolist(),
+            *tensors[redone[:_LOOKED_AT]].tolist(),
         )
-        redone = sorted(
-            open_to_change.intersection(copies) - sweep.kept,
-            key=lambda t: (-spared[t] / size[t], t),
-        )
-        return (*held[:_LOOKED_AT], *redone[:_LOOKED_AT])

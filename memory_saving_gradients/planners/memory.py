@@ -37,9 +37,6 @@ _LADDER = 8
 _SHORT_LADDER = 3
 """The same where scoring all of them would take longer than building the gradient."""
 
-_LARGE = 10_000
-"""From this many forward and backward ops on a graph is large."""
-
 _RISE_FOR_MASKS = 1.15
 """How much the peak may rise to spare random draws. Of a transformer of eight layers
 0.118 of stock's peak at 29 % more work become 0.135 at 26 %, and with all of its masks
@@ -60,9 +57,9 @@ def plan_memory(problem: Problem) -> frozenset[int]:
     held = _RISE_FOR_MASKS * sweep.peak_bytes
     consumed = _RISE_FOR_MASKS * sweep.peak_if_consumed
     for mask in sorted(masks):
-        sweep.toggle(mask)
+        change = sweep.toggle(mask)
         if sweep.peak_bytes > held or sweep.peak_if_consumed > consumed:
-            sweep.toggle(mask)
+            sweep.take_back(change)
     if sweep.peak_bytes >= problem.stock_peak_bytes:
         return kept
     return frozenset(sweep.kept)
@@ -116,9 +113,7 @@ def _proposals(problem: Problem) -> list[frozenset[int]]:
     two ends: from all that may be kept and from nothing.
     """
     found: dict[frozenset[int], None] = {}
-    buffers = problem.buffers
-    large = len(buffers.forward) + len(buffers.backward) >= _LARGE
-    rungs = _SHORT_LADDER if large else _LADDER
+    rungs = _SHORT_LADDER if problem.is_large else _LADDER
     for table in cuts.cut_tables(problem):
         low, high = 0, int(table.local.max()) + int(table.kept.max()) + 1
         while high - low > max(high // 500, 1):
@@ -133,5 +128,5 @@ def _proposals(problem: Problem) -> list[frozenset[int]]:
             if chosen is not None:
                 places = [int(table.cuts[index]) for index in chosen]
                 found[cuts.selection_at(problem, places)] = None
-    ends = () if large else (problem.everything, problem.always_kept)
+    ends = () if problem.is_large else (problem.everything, problem.always_kept)
     return list(dict.fromkeys((*found, *ends)))

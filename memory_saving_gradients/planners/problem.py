@@ -18,6 +18,9 @@ __all__ = ["Lives", "Problem"]
 _SMALL_ALONE = 4000
 """A tensor is not small if it takes more than this fraction of the stock peak ..."""
 
+_LARGE = 10_000
+"""From this many forward and backward ops on a graph is large."""
+
 _SMALL_TOGETHER = 200
 """... or if all tensors up to its size take more than this one."""
 
@@ -81,6 +84,12 @@ class Problem:
     def effort(self) -> int:
         """How many simulated steps planning may look at: linear in the graph."""
         return 100_000 + 8 * len(self.buffers.graph.ops)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether to look at every op a few times takes longer than to build it."""
+        buffers = self.buffers
+        return len(buffers.forward) + len(buffers.backward) >= _LARGE
 
     @cached_property
     def small_bytes(self) -> int:

@@ -50,13 +50,13 @@ def lower_peak(
         moves = _moves(problem, sweep, candidates)
         improved = False
         for tensor in moves:
-            sweep.toggle(tensor)
+            change = sweep.toggle(tensor)
             new = score(sweep, weight)
             if new < best:
                 best = new
                 improved = True
                 break
-            sweep.toggle(tensor)
+            sweep.take_back(change)
             if sweep.work >= most_work:
                 break
         if not improved:
@@ -136,13 +136,13 @@ def fill_up(
             if sweep.work >= most_work:
                 return
             before = sweep.extra_seconds
-            sweep.toggle(tensor)
+            change = sweep.toggle(tensor)
             if sweep.extra_seconds < before and fits():
                 improved = True
                 if gained is not None:
                     gained(sweep)
             else:
-                sweep.toggle(tensor)
+                sweep.take_back(change)
 
 
 def dearest_first(problem: Problem, sweep: Sweep) -> Iterable[int]:

@@ -24,7 +24,9 @@ exact simulator and mend the rest (`exchange`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +50,25 @@ _STATES = 24
 """Pareto states that are remembered for each cut."""
 
 
+@dataclass(frozen=True)
+class _Ways:
+    """How to get to a cut by one more segment: arrays with an entry for each way.
+
+    Attributes:
+        before: The cut at which the segment begins.
+        mode: The segment's mode.
+        kept: What it keeps, in bytes.
+        seconds: What it redoes.
+        local: What is alive while it is differentiated, besides what was kept before.
+    """
+
+    before: NDArray[np.intp]
+    mode: NDArray[np.intp]
+    kept: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    local: NDArray[np.float64]
+
+
 class Segments:
     """Tables for all pairs of cuts and all modes.
 
@@ -61,20 +82,15 @@ class Segments:
         self.cuts = candidate_cuts(problem, _MOST_CUTS)
         lives = problem.lives
         resting = resting_bytes(problem, self.cuts, 1.0)
-        self._held: list[NDArray[np.bool_]] = []
-        self._kept: list[NDArray[np.int64]] = []
-        self._seconds: list[NDArray[np.float64]] = []
-        self._local: list[NDArray[np.int64]] = []
-        for mode in modes:
-            held = np.array([t in mode for t in lives.tensors], np.bool_)
-            self._held.append(held)
-            self._kept.append(
-                between_pairs(self.cuts, lives.made, lives.size * held)
-                + crossing_pairs(self.cuts, lives, lives.size * ~held)
-            )
-            self._seconds.append(self._redone(mode, held))
-            alive = lives.size * (lives.residual | held)
-            self._local.append(between_pairs(self.cuts, lives.made, alive) + resting)
+        self._held = [
+            np.array([t in mode for t in lives.tensors], np.bool_) for mode in modes
+        ]
+        tables = [
+            self._tables(mode, held, resting)
+            for mode, held in zip(modes, self._held, strict=True)
+        ]
+        kept, seconds, local = map(np.stack, zip(*tables, strict=True))
+        self._ways = _ways(kept, seconds, local)
 
     def selections(self, bound: int, most: int) -> list[frozenset[int]]:
         """At most `most` selections whose local peaks are under `bound`, those that
@@ -87,6 +103,25 @@ class Segments:
             if np.isfinite(seconds[last, state])
         ]
         return [self._selection(int(state), came_from) for state in ways]
+
+    def _tables(
+        self,
+        mode: frozenset[int],
+        held: NDArray[np.bool_],
+        resting: NDArray[np.int64],
+    ) -> tuple[NDArray[np.float64], ...]:
+        """For all pairs of cuts what a segment in this mode keeps, redoes, and has
+        alive while it is differentiated, besides what was kept before."""
+        lives = self.problem.lives
+        kept = between_pairs(self.cuts, lives.made, lives.size * held)
+        kept += crossing_pairs(self.cuts, lives, lives.size * ~held)
+        alive = lives.size * (lives.residual | held)
+        local = between_pairs(self.cuts, lives.made, alive) + resting
+        return (
+            kept.astype(np.float64),
+            self._redone(mode, held),
+            local.astype(np.float64),
+        )
 
     def _redone(
         self, mode: frozenset[int], held: NDArray[np.bool_]
@@ -111,48 +146,31 @@ class Segments:
 
     def _states(
         self, bound: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int32]]:
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
         """For each cut the Pareto states: bytes kept, seconds redone, and whence (cut,
         state there, mode of the segment between)."""
         count = len(self.cuts)
         kept = np.full((count, _STATES), np.inf)
         seconds = np.full((count, _STATES), np.inf)
-        came_from = np.zeros((count, _STATES, 3), np.int32)
+        came_from = np.zeros((count, _STATES, 3), np.int64)
         kept[0, 0] = seconds[0, 0] = 0.0
         for cut in range(1, count):
-            found = [
-                self._steps(kept, seconds, cut, mode, bound)
-                for mode in range(len(self._held))
-            ]
-            new_kept, new_seconds = (
-                np.concatenate([step[n] for step in found]) for n in (0, 1)
-            )
-            whence = np.concatenate([step[2] for step in found])
+            ways = self._ways[cut]
+            before = kept[ways.before]
+            way, state = np.nonzero(before + ways.local[:, None] <= bound)
+            new_kept = before[way, state] + ways.kept[way]
+            new_seconds = seconds[ways.before[way], state] + ways.seconds[way]
             chosen = _pareto(new_kept, new_seconds)
-            kept[cut, : len(chosen)] = new_kept[chosen]
-            seconds[cut, : len(chosen)] = new_seconds[chosen]
-            came_from[cut, : len(chosen)] = whence[chosen]
+            found = len(chosen)
+            kept[cut, :found] = new_kept[chosen]
+            seconds[cut, :found] = new_seconds[chosen]
+            way = way[chosen]
+            came_from[cut, :found, 0] = ways.before[way]
+            came_from[cut, :found, 1] = state[chosen]
+            came_from[cut, :found, 2] = ways.mode[way]
         return kept, seconds, came_from
 
-    def _steps(
-        self,
-        kept: NDArray[np.float64],
-        seconds: NDArray[np.float64],
-        cut: int,
-        mode: int,
-        bound: int,
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int32]]:
-        """All ways to `cut` by one segment in this mode."""
-        fits = kept[:cut] + self._local[mode][:cut, cut, None] <= bound
-        before, state = np.nonzero(fits)
-        whence = np.stack([before, state, np.full(len(before), mode)], 1)
-        return (
-            kept[before, state] + self._kept[mode][before, cut],
-            seconds[before, state] + self._seconds[mode][before, cut],
-            whence.astype(np.int32),
-        )
-
-    def _selection(self, state: int, came_from: NDArray[np.int32]) -> frozenset[int]:
+    def _selection(self, state: int, came_from: NDArray[np.int64]) -> frozenset[int]:
         """Walks back from a state at the last cut."""
         lives = self.problem.lives
         tensors = np.array(lives.tensors)
@@ -167,6 +185,27 @@ class Segments:
                 places.append(int(self.cuts[before]))
             cut, state = before, earlier
         return selection_at(self.problem, places).union(held)
+
+
+def _ways(
+    kept: NDArray[np.float64], seconds: NDArray[np.float64], local: NDArray[np.float64]
+) -> list[_Ways]:
+    """For each cut the segments that may end there, by mode, cut before and cut; of
+    those that differ in the mode alone none that another betters in all."""
+    useful = np.ones(kept.shape, np.bool_)
+    for mode, other in itertools.permutations(range(len(kept)), 2):
+        useful[mode] &= ~(
+            useful[other]
+            & (kept[other] <= kept[mode])
+            & (seconds[other] <= seconds[mode])
+            & (local[other] <= local[mode])
+        )
+    found = []
+    for cut in range(kept.shape[-1]):
+        modes, before = np.nonzero(useful[:, :cut, cut])
+        columns = (table[modes, before, cut] for table in (kept, seconds, local))
+        found.append(_Ways(before, modes, *columns))
+    return found
 
 
 def _pareto(

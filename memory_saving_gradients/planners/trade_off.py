@@ -16,12 +16,23 @@ where it ends as long as most is kept.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from functools import cached_property
 
 from memory_saving_gradients.planners.cheapest import Cheapest
 from memory_saving_gradients.planners.problem import Problem
 
 __all__ = ["TradeOff"]
+
+
+_WINDOW = 400
+"""Tensors in question at once. To cut takes longer than in proportion to the network;
+what is made in one window is taken to be there in those behind it, which moves only
+what stands next to their ends."""
+
+_SPAN = 6.93
+"""Binary orders of magnitude from the lowest to the highest worth on the ladder."""
 
 
 class TradeOff:
@@ -54,29 +65,64 @@ class TradeOff:
         problem = self.problem
         if not problem.candidates:
             return problem.everything
-        ops = problem.buffers.graph.ops
-        return problem.always_kept | self._cheapest.held(
-            lambda op: round(worth * ops[op].seconds)
-        )
+        price = self._price(worth)
+        return problem.always_kept.union(*(one.held(price) for one in self._cheapest))
 
     def ladder(self, rungs: int) -> list[frozenset[int]]:
-        """Different selections from nearly nothing kept to nearly everything."""
-        worths = [self.fair_worth * 2 ** ((n - 2) * 0.77) for n in range(rungs)]
-        return list(dict.fromkeys(self.selection(worth) for worth in worths))
+        """Different selections from nearly nothing kept to nearly everything; on large
+        graphs by a rule of thumb, since cuts take longer than all else."""
+        problem = self.problem
+        if not problem.candidates:
+            return [problem.everything]
+        if problem.is_large:
+            return list(dict.fromkeys(map(self._one_by_one, self.worths(rungs))))
+        prices = [self._price(worth) for worth in self.worths(rungs)]
+        held = [one.held_at_each(prices) for one in self._cheapest]
+        return list(
+            dict.fromkeys(
+                problem.always_kept.union(*parts) for parts in zip(*held, strict=True)
+            )
+        )
+
+    def _one_by_one(self, worth: float) -> frozenset[int]:
+        """What is best kept if each tensor is thought of alone: no cut, and linear."""
+        problem = self.problem
+        spared, size = problem.seconds_spared, problem.buffers.size
+        return problem.always_kept.union(
+            t for t in problem.candidates if worth * spared[t] >= size[t]
+        )
+
+    def worths(self, rungs: int) -> list[float]:
+        """Bytes for a second, from little to much."""
+        step = _SPAN / max(rungs - 1, 1)
+        return [self.fair_worth * 2 ** (n * step - 1.54) for n in range(rungs)]
+
+    def _price(self, worth: float) -> Callable[[int], int]:
+        """What an op costs that is redone, in bytes."""
+        ops = self.problem.buffers.graph.ops
+        return lambda op: round(worth * ops[op].seconds)
 
     @cached_property
-    def _cheapest(self) -> Cheapest:
+    def _cheapest(self) -> list[Cheapest]:
+        """The networks of all windows."""
         problem = self.problem
         buffers = problem.buffers
-        question = (
+        question = [
             tensor
             for tensor in problem.useful_tensors
             if tensor not in problem.always_kept
             and tensor not in buffers.endless
             and buffers.pinned(tensor) is None
-        )
-        return Cheapest(
-            buffers,
-            question,
-            lambda tensor: None if tensor in problem.barred else buffers.size[tensor],
-        )
+        ]
+        count = max(round(len(question) / _WINDOW), 1)
+        ends = [len(question) * n // count for n in range(count + 1)]
+        return [
+            Cheapest(
+                buffers,
+                question[first:stop],
+                lambda tensor: (
+                    None if tensor in problem.barred else buffers.size[tensor]
+                ),
+            )
+            for first, stop in itertools.pairwise(ends)
+        ]
