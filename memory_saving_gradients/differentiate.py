@@ -126,6 +126,8 @@ def gradients(
     if colocate_gradients_with_ops is None:
         colocate_gradients_with_ops = tf_internals.builds_function(graph)
     targets = as_list(ys)
+    if stop_gradients is not None:
+        stop_gradients = [plain_variable(entry) for entry in as_list(stop_gradients)]
 
     def stock(seeds: list[Any]) -> list[Any]:
         with as_autodiff_made_it(graph, targets):

@@ -185,7 +185,8 @@ def handle(
     _here.busy += 1
     graph = tf.compat.v1.get_default_graph()
     try:
-        with bodies.within(_inside(setting, graph)) as inside:
+        # Bodies come through the doors, whoever asked for the gradient.
+        with hold_open(), bodies.within(_inside(setting, graph)) as inside:
             outcome = save_memory(
                 setting,
                 targets,

@@ -42,6 +42,7 @@ class Pin(enum.Enum):
     PLACEHOLDER = "its value comes from the caller"
     METADATA = "shapes are cheap to hold"
     CALL = "it calls a function"
+    ASSIGNED = "it reads a reference variable that is assigned in between"
     FOREIGN = "another replica's backward pass reads it"
 
 

@@ -16,7 +16,7 @@ is less. `speed` keeps the least bytes with which nothing heavy is recomputed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -218,8 +218,9 @@ def _settle(
         _hold(captures, reading.tensors[tensor])
     _tie(captures.graph, reading, buffers, schedule, in_xla)
     ops = reading.graph.ops
-    peak = simulate(buffers, schedule).peak_bytes
-    tf_internals_bodies.note_peak(captures.graph, peak)
+    tf_internals_bodies.note_peak(
+        captures.graph, _working_bytes(buffers, schedule, kept)
+    )
     read_directly = {id(t) for op in backward for t in op.inputs}
     return InsidePlan(
         name=str(getattr(captures.body, "name", "")),
@@ -235,10 +236,19 @@ def _settle(
         )
         + sum(held for t, held in before.items() if t in read_directly),
         held_bytes=sum(captures.held.values()),
-        peak_bytes=peak,
+        peak_bytes=simulate(buffers, schedule).peak_bytes,
         seconds=seconds_again(reading.graph, schedule),
         recomputed=tuple(ops[op].name for op in schedule.recomputed),
     )
+
+
+def _working_bytes(buffers: Buffers, schedule: Schedule, kept: Collection[int]) -> int:
+    """What a gradient body takes besides what is kept for it outside.
+
+    That dies as it is used: TensorFlow inlines calls, and loops pop what they stored.
+    """
+    live = simulate(buffers, schedule).live_bytes[len(buffers.forward) :]
+    return max(live, default=0) - sum(buffers.size[t] for t in kept)
 
 
 def _ops_of(tensors: Sequence[tf.Tensor]) -> set[int]:
@@ -255,7 +265,7 @@ def _planned(
         if wish.checkpoints.mode == "speed":
             heavy = frozenset(op.id for op in reading.graph.forward_ops if op.heavy)
             candidates = [least_held(buffers, heavy)]
-        elif problem.candidates:
+        if problem.candidates:
             candidates.append(PLANNERS[wish.checkpoints.mode](problem))
     found = []
     for order, kept in enumerate(candidates):

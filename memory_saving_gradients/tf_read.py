@@ -170,6 +170,7 @@ class _Reader:
         self._pinned = replicas.makers_of_what_is_read(foreign)
         self._frames = control_flow_v1.frames(self._ops)
         self._users_before = resources.users_before(backward)
+        self._assigned = resources.assigned_references(forward)
         self._unorderable = self._foreign.union(
             control_flow_v1.unorderable(self._ops, self._frames)
         )
@@ -263,7 +264,14 @@ class _Reader:
         is_twin = number in self._calls and self._calls[number].computed
         if id(op) in self.repeatable or is_twin:
             return None
-        return pin_of(op) or (Pin.FOREIGN if id(op) in self._pinned else None)
+        pin = pin_of(op)
+        if (
+            pin is None
+            and self._assigned
+            and any(id(stored.source_of(t)) in self._assigned for t in op.inputs)
+        ):
+            return Pin.ASSIGNED
+        return pin or (Pin.FOREIGN if id(op) in self._pinned else None)
 
     def _does_nothing(
         self, kind: str, inputs: Sequence[int], outputs: Sequence[int]

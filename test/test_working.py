@@ -77,6 +77,18 @@ def test_prediction_holds_for_bodies(model: Model) -> None:
     assert 0.2 < plan.extra_fraction < 0.9
 
 
+def test_gradients_recompute_in_bodies_with_nothing_else_under_way() -> None:
+    weights = tf.constant(fixed(64, 64) / 8)
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> Any:
+        return msg.gradients_memory(tf.reduce_sum(loop(x, [weights, weights])), x)
+
+    step.get_concrete_function(tf.constant(fixed(256, 64)))
+    (body,) = msg.last_plan().bodies
+    assert body.recomputed
+
+
 def test_what_runs_inside_is_an_output_that_nobody_reads() -> None:
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [512, 512])
@@ -142,3 +154,30 @@ def test_bodies_that_are_alike_share_a_line() -> None:
 
     step.get_concrete_function(tf.constant(fixed(1024, 64)))
     assert "(12 of them): 1 run holds 0 " in msg.last_plan().summary()
+
+
+@pytest.mark.parametrize("checkpoints", ("memory", "speed"))
+def test_a_function_that_holds_the_whole_model_saves_like_its_inlined_twin(
+    checkpoints: str,
+) -> None:
+    weights = [tf.Variable(fixed(128, 128, seed=n) / 12) for n in range(12)]
+
+    def whole(x: tf.Tensor) -> tf.Tensor:
+        for w in weights:
+            x = tf.nn.gelu(x @ w) + x
+        return tf.reduce_sum(x)
+
+    def peaks(model: Callable[[tf.Tensor], tf.Tensor]) -> tuple[int, int]:
+        @tf.function(autograph=False)
+        def step(x: tf.Tensor) -> Any:
+            with msg.GradientTape(checkpoints=checkpoints) as tape:
+                loss = model(x)
+            return tape.gradient(loss, weights)
+
+        found = mem_util.measure(step, tf.constant(fixed(2048, 128)))
+        return found.above_rest_bytes["/cpu:0"], msg.last_plan().predicted_peak_bytes
+
+    inlined, _ = peaks(whole)
+    called, predicted = peaks(tf.function(whole, autograph=False))
+    assert called <= 1.1 * inlined
+    assert predicted == pytest.approx(called, rel=0.2)
