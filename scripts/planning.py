@@ -19,7 +19,8 @@ Row = dict[str, Any]
 Ask = Callable[[int], "Scored | None"]
 
 PLANNERS = ("uniform", "chen", "kusumoto", "budget")
-"""All that can be asked, this library's own last."""
+"""All that can be asked, this library's own last. Where no plan within a budget runs
+every op at most once more, its own has one that runs some more often, if it can."""
 
 
 def asked(problem: Problem, planner: str) -> tuple[Ask, float] | None:
@@ -34,6 +35,7 @@ def asked(problem: Problem, planner: str) -> tuple[Ask, float] | None:
         spent = time.perf_counter() - begun
         return lambda budget_bytes: baselines.best(plans, budget_bytes), spent
     try:
+        from memory_saving_gradients.planners.again import plan_below_floor
         from memory_saving_gradients.planners.budget import plan_budget
     except ImportError:
         say("this version of the library has no planner `budget`")
@@ -44,7 +46,13 @@ def asked(problem: Problem, planner: str) -> tuple[Ask, float] | None:
             kept = plan_budget(problem, budget_bytes)
         except MemorySavingGradientsError:
             return None
-        return baselines.best(baselines.scored(problem, [kept]), budget_bytes)
+        (found,) = baselines.scored(problem, [kept])
+        if found.peak_bytes <= budget_bytes:
+            return found
+        # As the library does: some ops are run several times.
+        below = plan_below_floor(problem, budget_bytes, found.peak_bytes)
+        several = baselines.Scored(below.peak_bytes, below.extra_seconds, below.kept)
+        return baselines.best([several], budget_bytes)
 
     return plan, 0.0
 
