@@ -14,7 +14,8 @@ from memory_saving_gradients.budget import Budget
 from memory_saving_gradients.errors import BudgetError, CheckpointError
 from memory_saving_gradients.graph import variables_read
 from memory_saving_gradients.planners import Problem, plan_budget
-from memory_saving_gradients.planners.nested import Nested, plan_nested
+from memory_saving_gradients.planners.again import plan_below_floor
+from memory_saving_gradients.planners.nested import Nested
 from memory_saving_gradients.schedule import make_schedule
 from memory_saving_gradients.simulate import simulate
 from memory_saving_gradients.sweep import Sweep
@@ -102,7 +103,7 @@ def chosen_within(
     least = Sweep(problem.buffers, kept).peak_bytes
     if least <= allowed.bytes:
         return Choice(kept)
-    nested = plan_nested(problem, allowed.bytes)
+    nested = plan_below_floor(problem, allowed.bytes, least)
     if nested.peak_bytes <= allowed.bytes:
         _warn(budget, nested, least, problem)
         return Choice(nested.kept, nested.reruns)

@@ -107,6 +107,11 @@ def max_batch_size(
 ) -> FittingBatches:
     """The largest batches that fit into a budget, without training or running anything.
 
+    What fits is told by the simulated peaks, to the byte: no headroom is left. An
+    allocator hands out chunks that are larger than what was asked for, mostly by a few
+    percent, and keeps what it had for other things. So where the budget is all that a
+    device has, ask for a tenth less.
+
     Args:
         fn_or_model: As in `plan`.
         budget: What the peak may be above rest, such as `"4GiB"` or a number of bytes,
@@ -147,34 +152,14 @@ def max_batch_size(
     studies = _Studies(subject)
     first = studies.at(_SMALL[0])
     allowed = allowance(limit, first.stock_peak_bytes, first.reading).bytes
-
-    def row(
-        name: str,
-        peak_of: Callable[[Study], int],
-        keep: Checkpoints,
-        sizes: tuple[int, int],
-    ) -> FittingBatch:
-        found = _largest(lambda size: peak_of(studies.at(size)), allowed, sizes)
-        if found.fits == 0:
-            return FittingBatch(name, 0, 0, 0.0, found.slope, found.start)
-        plan = plan_of(studies.at(found.fits), keep)
-        return FittingBatch(
-            name,
-            found.fits,
-            plan.predicted_peak_bytes,
-            plan.extra_fraction,
-            found.slope,
-            found.start,
-        )
-
-    stock = row("stock", lambda s: s.stock_peak_bytes, _STOCK, _SMALL)
+    stock = studies.row("stock", _peak_of_stock, _STOCK, allowed, _SMALL)
     fits = stock.batch_size
     sizes = (fits, _STEP * fits) if fits else _SMALL
     return FittingBatches(
         allowed,
         stock,
-        row("memory", _peak_of_memory, Auto("memory"), sizes),
-        row("budget", _least_peak, Budget(allowed), sizes),
+        studies.row("memory", _peak_of_memory, Auto("memory"), allowed, sizes),
+        studies.row("budget", _least_peak, Budget(allowed), allowed, sizes),
     )
 
 
@@ -192,6 +177,10 @@ def _limit(budget: Any) -> Budget:
             '"4GiB", or `Budget(total="8GiB")`.'
         )
     return limit
+
+
+def _peak_of_stock(study: Study) -> int:
+    return study.stock_peak_bytes
 
 
 def _peak_of_memory(study: Study) -> int:
@@ -217,6 +206,28 @@ class _Studies:
         if batch_size not in self._known:
             self._known[batch_size] = self._subject.stock(batch_size)
         return self._known[batch_size]
+
+    def row(
+        self,
+        name: str,
+        peak_of: Callable[[Study], int],
+        keep: Checkpoints,
+        allowed: int,
+        sizes: tuple[int, int],
+    ) -> FittingBatch:
+        """The largest batch of a strategy, and its plan."""
+        found = _largest(lambda size: peak_of(self.at(size)), allowed, sizes)
+        if found.fits == 0:
+            return FittingBatch(name, 0, 0, 0.0, found.slope, found.start)
+        plan = plan_of(self.at(found.fits), keep)
+        return FittingBatch(
+            name,
+            found.fits,
+            plan.predicted_peak_bytes,
+            plan.extra_fraction,
+            found.slope,
+            found.start,
+        )
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ itself, so that they are judged on equal terms:
   kusumoto  the approximate dynamic programme over lower sets, the best of a sweep
   budget    this library's planner
 
+Seconds are those of the processor: for all that is done beforehand, and for the budget
+that took longest.
+
 With --optimal the planners are held against the exact one on uniform chains and on
 random graphs: the plan of least extra work of all that run an op again at most once
 (`once`), and what any plan that runs ops more often must at least pay (`often`). A time

@@ -19,7 +19,8 @@ Row = dict[str, Any]
 Ask = Callable[[int], "Scored | None"]
 
 PLANNERS = ("uniform", "chen", "kusumoto", "budget")
-"""All that can be asked, this library's own last."""
+"""All that can be asked, this library's own last. Where no plan within a budget runs
+every op at most once more, its own has one that runs some more often, if it can."""
 
 
 def asked(problem: Problem, planner: str) -> tuple[Ask, float] | None:
@@ -29,11 +30,12 @@ def asked(problem: Problem, planner: str) -> tuple[Ask, float] | None:
     from memory_saving_gradients.errors import MemorySavingGradientsError
 
     if planner != "budget":
-        begun = time.perf_counter()
+        begun = time.process_time()
         plans = baselines.scored(problem, baselines.BASELINES[planner](problem))
-        spent = time.perf_counter() - begun
+        spent = time.process_time() - begun
         return lambda budget_bytes: baselines.best(plans, budget_bytes), spent
     try:
+        from memory_saving_gradients.planners.again import plan_below_floor
         from memory_saving_gradients.planners.budget import plan_budget
     except ImportError:
         say("this version of the library has no planner `budget`")
@@ -44,7 +46,16 @@ def asked(problem: Problem, planner: str) -> tuple[Ask, float] | None:
             kept = plan_budget(problem, budget_bytes)
         except MemorySavingGradientsError:
             return None
-        return baselines.best(baselines.scored(problem, [kept]), budget_bytes)
+        # Beside it stands the untouched graph.
+        plans = baselines.scored(problem, [kept])
+        found = baselines.best(plans, budget_bytes)
+        if found is not None:
+            return found
+        # As the library does: some ops are run several times.
+        floor_bytes = min(plan.peak_bytes for plan in plans)
+        below = plan_below_floor(problem, budget_bytes, floor_bytes)
+        several = baselines.Scored(below.peak_bytes, below.extra_seconds, below.kept)
+        return baselines.best([several], budget_bytes)
 
     return plan, 0.0
 
@@ -74,9 +85,9 @@ def rows_of(
             "seconds": {},
         }
         for budget in budgets:
-            begun = time.perf_counter()
+            begun = time.process_time()
             plan = ask(peak * budget // 100)
-            row["seconds"][budget] = time.perf_counter() - begun
+            row["seconds"][budget] = time.process_time() - begun
             extra = None
             if plan is not None:
                 extra = 100 * plan.extra_seconds / published.forward_seconds

@@ -24,6 +24,15 @@ def test_a_chain_in_three_segments():
     assert row["extra_percent"][10] is None
 
 
+def test_below_the_floor_some_ops_run_several_times():
+    (row,) = rows_of(chain(24), ["budget"], [100, 60, 24, 4])
+    # Up to the whole pass once more; then ops that run oftener; then nothing.
+    assert row["extra_percent"][100] == 0 < row["extra_percent"][60] <= 100
+    assert row["extra_percent"][24] > 100
+    assert row["peak_percent"][24] <= 24
+    assert row["extra_percent"][4] is None
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_random_graphs_are_training_graphs_and_no_two_alike(seed: int):
     published = random_dag(seed, 12)

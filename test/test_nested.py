@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from hand_graphs import ZOO, chain, seeds_of, view
+from hand_graphs import ZOO, chain, seeds_of, unet, view
 from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import training_graphs
@@ -17,6 +17,7 @@ from tf_helpers import ROUTES, Work, check, fixed
 import memory_saving_gradients as msg
 from memory_saving_gradients.graph import TrainingGraph
 from memory_saving_gradients.planners import Problem
+from memory_saving_gradients.planners.again import plan_again
 from memory_saving_gradients.planners.memory import plan_memory
 from memory_saving_gradients.planners.nested import Nested, plan_nested
 from memory_saving_gradients.schedule import Schedule, make_schedule
@@ -96,6 +97,39 @@ def test_nothing_fits():
     problem = problem_of(chain([1] * 30))
     plan = plan_nested(problem, 1)
     assert 1 < plan.peak_bytes <= plan_nested(problem, 2).peak_bytes
+
+
+# -- a little below the floor ----------------------------------------------------------
+
+
+@given(graph=training_graphs(), share=st.integers(60, 99))
+def test_what_runs_again_is_legal_within_the_budget_and_the_simulators(
+    graph: TrainingGraph, share: int
+):
+    problem = problem_of(graph)
+    floor = Sweep(problem.buffers, plan_memory(problem)).peak_bytes
+    budget = floor * share // 100
+    plan = plan_again(problem, budget)
+    if plan is None:
+        return
+    assert plan.peak_bytes <= budget
+    assert plan.kept >= problem.always_kept
+    schedule = scheduled(problem, plan)
+    assert_legal(problem, schedule)
+    assert simulate(problem.buffers, schedule).peak_bytes == plan.peak_bytes
+    seconds = sum(graph.ops[s.op].seconds for s in schedule.steps if s.copy)
+    assert plan.extra_seconds == pytest.approx(seconds)
+
+
+def test_a_little_below_the_floor_a_network_with_skips_runs_little_again():
+    problem = problem_of(unet(4))
+    floor = Sweep(problem.buffers, plan_memory(problem)).peak_bytes
+    budget = floor - 1
+    plan, everything = plan_again(problem, budget), plan_nested(problem, budget)
+    assert plan is not None and plan.peak_bytes <= budget
+    assert everything.peak_bytes > budget or (
+        plan.extra_seconds < everything.extra_seconds
+    )
 
 
 # -- in TensorFlow ---------------------------------------------------------------------
