@@ -22,7 +22,7 @@ from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.user_code import user_line
 from memory_saving_gradients.wording import sizes_like
 
-__all__ = ["Allowance", "Choice", "allowance", "chosen_within"]
+__all__ = ["Allowance", "Choice", "allowance", "chosen_within", "room"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,15 +55,40 @@ class Choice:
     reruns: Mapping[int, tuple[int, ...]] | None = None
 
 
-def allowance(budget: Budget, problem: Problem, reading: Reading) -> Allowance:
+def room(budget: Budget, stock_peak_bytes: int) -> int:
+    """About what a budget leaves, as long as there is no graph to look at."""
+    if budget.above_rest:
+        return budget.allowed(stock_peak_bytes)
+    device = _device(budget)
+    total = budget.total_bytes
+    if total is None:
+        total = _memory_of(device)
+    return max(total - _given_out(device), 0)
+
+
+def allowance(
+    budget: Budget,
+    problem: Problem,
+    reading: Reading,
+    spared_bytes: int = 0,
+    working_bytes: int = 0,
+) -> Allowance:
     """What the budget leaves for the forward and backward pass.
+
+    Args:
+        budget: The budget.
+        problem: The planning problem.
+        reading: The graph as plain data.
+        spared_bytes: How much more stock holds, inside loops, branches and calls.
+        working_bytes: What inner loops take while they are run again.
 
     Raises:
         CheckpointError: The device is not there, or has no limit of its own.
         BudgetError: What rests takes all of it.
     """
     if budget.above_rest:
-        return Allowance(budget.allowed(problem.stock_peak_bytes))
+        allowed = budget.allowed(problem.stock_peak_bytes + spared_bytes)
+        return Allowance(max(allowed - working_bytes, 1))
     device = _device(budget)
     total = budget.total_bytes
     if total is None:
@@ -77,7 +102,8 @@ def allowance(budget: Budget, problem: Problem, reading: Reading) -> Allowance:
             "saves nothing of that: use a smaller model, a leaner optimizer, or half "
             "precision."
         )
-    return Allowance(total - resting, total, resting)
+    left = max(total - resting - working_bytes, 1)
+    return Allowance(left, total, resting)
 
 
 def chosen_within(

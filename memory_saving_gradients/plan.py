@@ -8,7 +8,7 @@ from os import PathLike
 
 import tensorflow as tf
 
-from memory_saving_gradients.inside import InsidePlan
+from memory_saving_gradients.inside_plan import InsidePlan
 from memory_saving_gradients.measured import Coverage
 from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.replay import graph_lines, rerun_lines

@@ -175,6 +175,12 @@ def _bodies(plan: Plan) -> str:
         return ""
     lines = ["Inside loops, branches and called functions:"]
     for body in bodies[:_LISTED]:
+        if body.every is not None:
+            lines.append(
+                f"  {body.name[:40]}: state held each {body.every} iterations, "
+                f"{size(body.runs * body.held_bytes)} in all"
+            )
+            continue
         held = size(body.runs * body.held_bytes)
         before = size(body.stock_runs * body.stock_bytes)
         runs = counted(body.stock_runs, "run") + (" (assumed)" if body.assumed else "")
@@ -182,6 +188,8 @@ def _bodies(plan: Plan) -> str:
             f"  {body.name[:40]}: {runs} hold {held} instead of {before}, "
             f"{counted(len(body.recomputed), 'op')} recomputed in each"
         )
+        if body.unsplit:
+            lines.append(f"    State is held each iteration: {body.unsplit}.")
     lines += _rest(len(bodies))
     if any(body.assumed for body in bodies):
         lines.append(

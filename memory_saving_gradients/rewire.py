@@ -27,8 +27,9 @@ from memory_saving_gradients.budgeted import (
 )
 from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints, SavedPlan
 from memory_saving_gradients.gain import Gain, gain_of
-from memory_saving_gradients.inside import InsidePlan
+from memory_saving_gradients.inside_plan import InsidePlan, spared_bytes, working_bytes
 from memory_saving_gradients.measured import Measured
+from memory_saving_gradients.op_types import LOOP_TYPES
 from memory_saving_gradients.plan import Plan, remember
 from memory_saving_gradients.planners import Problem
 from memory_saving_gradients.schedule import (
@@ -139,7 +140,13 @@ def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
             replay.reruns_as_saved(checkpoints, reading, buffers),
         )
     elif isinstance(checkpoints, Budget):
-        allowed = allowance(checkpoints, problem, reading)
+        allowed = allowance(
+            checkpoints,
+            problem,
+            reading,
+            spared_bytes(study.bodies),
+            working_bytes(study.bodies),
+        )
         choice = chosen_within(allowed, checkpoints, problem, reading)
     else:
         choice = Choice(selection.select(checkpoints, problem, reading, study.graph))
@@ -242,17 +249,36 @@ def _with_bodies(plan: Plan, bodies: Sequence[InsidePlan]) -> Plan:
     What they hold now is in the graph that was simulated. What stock holds more is held
     at the end of the forward pass.
     """
-    spared = sum(body.spared_bytes for body in bodies)
-    seconds = sum(body.stock_runs * body.seconds / body.branches for body in bodies)
+    spared, working = spared_bytes(bodies), working_bytes(bodies)
+    peak = _peak_with_loops(plan, working) if working else plan.predicted_peak_bytes
+    once = sum(body.stock_runs * body.seconds / body.branches for body in bodies)
+    seconds = sum(body.seconds_in_all for body in bodies)
+    consumed = plan.predicted_peak_if_consumed_bytes
     return replace(
         plan,
-        stock_peak_bytes=plan.stock_peak_bytes + max(spared, 0),
-        stock_peak_if_consumed_bytes=plan.stock_peak_if_consumed_bytes + max(spared, 0),
+        stock_peak_bytes=plan.stock_peak_bytes + spared,
+        stock_peak_if_consumed_bytes=plan.stock_peak_if_consumed_bytes + spared,
+        predicted_peak_bytes=peak,
+        predicted_peak_if_consumed_bytes=consumed + peak - plan.predicted_peak_bytes,
         extra_seconds=plan.extra_seconds + seconds,
         extra_fraction=plan.extra_fraction
-        + (seconds / (plan.stock.seconds + 3 * seconds) if seconds else 0.0),
+        + (seconds / (plan.stock.seconds + 3 * once) if seconds else 0.0),
         bodies=tuple(bodies),
     )
+
+
+def _peak_with_loops(plan: Plan, working: int) -> int:
+    """The peak, if loops of the backward pass take something while they run."""
+    ops = plan.reading.graph.ops
+    while_they_run = [
+        live + working
+        for step, live in zip(
+            plan.timeline.steps, plan.timeline.live_bytes, strict=True
+        )
+        if ops[step.op].type in LOOP_TYPES
+        and step.op >= plan.reading.graph.forward_count
+    ]
+    return max([plan.predicted_peak_bytes, *while_they_run])
 
 
 def _report(plan: Plan) -> None:

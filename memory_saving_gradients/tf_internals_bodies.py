@@ -87,7 +87,7 @@ _CONTROL_FLOW = frozenset(
 )
 
 # The attributes that say what an op runs.
-_FUNCTIONS = {"StatelessWhile": ("cond", "body")}
+_FUNCTIONS = dict.fromkeys(("StatelessWhile", "While"), ("cond", "body"))
 
 # Called functions are kept by the graphs that call them.
 _bind("tensorflow.python.framework.ops", "Graph", "_add_function_recursive")
@@ -259,7 +259,8 @@ def bodies_of(op: tf.Operation) -> list[tf.Graph]:
     elif op.type in ("If", "StatelessIf"):
         found = [getattr(op, "_true_graph", None), getattr(op, "_false_graph", None)]
     elif op.type in ("Case", "StatelessCase"):
-        found = list(getattr(op, "_branch_graphs", None) or ())
+        count = len(op.get_attr("branches"))
+        found = [getattr(op, f"_branch_graph_{n}", None) for n in range(count)]
     elif op.type in ("PartitionedCall", "StatefulPartitionedCall"):
         function = op.graph._get_function(op.get_attr("f").name)
         found = [getattr(function, "graph", None)]
