@@ -41,6 +41,7 @@ from memory_saving_gradients.schedule import Schedule, make_schedule, seconds_ag
 from memory_saving_gradients.simulate import simulate
 from memory_saving_gradients.tf_capture import Captures
 from memory_saving_gradients.tf_read import Reading, read
+from memory_saving_gradients.twins import original_of
 
 __all__ = ["Inside", "recompute_inside"]
 
@@ -78,6 +79,7 @@ class Inside:
         if isinstance(self.checkpoints, Where):
             return selection.accepts(self.checkpoints.predicate, tensor)
         if isinstance(self.checkpoints, Keep):
+            tensor = original_of(tensor)
             return any(
                 entry is tensor or entry is tensor.op or _names(entry, tensor)
                 for entry in self.checkpoints.tensors

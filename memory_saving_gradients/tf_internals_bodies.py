@@ -28,7 +28,6 @@ __all__ = [
     "branches",
     "capture_result",
     "captures_through",
-    "copy_functional",
     "copy_whole",
     "create_op_in",
     "empty_graph",
@@ -85,9 +84,6 @@ _copy_handle_data = _bind("tensorflow.python.ops.handle_data_util", "copy_handle
 _CONTROL_FLOW = frozenset(
     "Case If StatelessCase StatelessIf StatelessWhile While".split()
 )
-
-# The attributes that say what an op runs.
-_FUNCTIONS = dict.fromkeys(("StatelessWhile", "While"), ("cond", "body"))
 
 # Called functions are kept by the graphs that call them.
 _bind("tensorflow.python.framework.ops", "Graph", "_add_function_recursive")
@@ -203,20 +199,6 @@ def capture_result(graph: tf.Graph, body: tf.Graph, tensor: tf.Tensor) -> tf.Ten
     captured: tf.Tensor = _func_graph._capture_helper(graph, result, tensor.op.name)
     graph.internal_capture_to_output[_tensor_id(captured)] = captured
     return captured
-
-
-def copy_functional(
-    graph: tf.Graph, op: tf.Operation, name: str, inputs: Sequence[tf.Tensor]
-) -> tf.Operation:
-    """A copy in another graph of an op that has bodies; these are shared."""
-    functions = [op.get_attr(attribute) for attribute in _FUNCTIONS[op.type]]
-    for function in functions:
-        graph._add_function_recursive(op.graph._get_function(function.name))
-    copy = copy_op(graph, op, name, inputs, same_graph=False)
-    for original, made in zip(op.outputs, copy.outputs, strict=True):
-        if original.dtype == tf.variant:  # what it is a list of
-            _copy_handle_data(original, made)
-    return copy
 
 
 def empty_graph() -> tf.Graph:

@@ -25,13 +25,30 @@ from memory_saving_gradients import (
     tf_internals_loops,
 )
 
-__all__ = ["Unrepeatable", "copied", "loop_of_copies", "variables_read"]
+__all__ = [
+    "Unrepeatable",
+    "copied",
+    "loop_of_copies",
+    "original_of",
+    "variables_read",
+]
 
 HARMLESS = frozenset("Assert CheckNumerics CheckNumericsV2".split())
 """They are said to have state, and may be run again: what held once holds again."""
 
 _BRANCHES = frozenset("Case If StatelessCase StatelessIf".split())
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
+
+
+# The attribute of a copy that holds its original.
+_ORIGINAL = "_memory_saving_gradients_original"
+
+
+def original_of(tensor: tf.Tensor) -> tf.Tensor:
+    """What a tensor is a copy of; the tensor itself if it is none."""
+    while (op := getattr(tensor.op, _ORIGINAL, None)) is not None:
+        tensor = op.outputs[tensor.value_index]
+    return tensor
 
 
 class Unrepeatable(Exception):
@@ -225,6 +242,7 @@ class _Copies:
         inputs = [self.here(t) for t in op.inputs]
         copy = tf_internals_bodies.copy_whole(self.target, op, inputs)
         tf_internals_loops.hand_gradient_on(op, copy, self.twin_of)
+        setattr(copy, _ORIGINAL, op)
         return copy
 
     def _built_anew(self, op: tf.Operation) -> list[tf.Tensor | None]:

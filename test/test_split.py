@@ -235,6 +235,9 @@ BODIES: dict[str, Callable[..., Any]] = {
     "custom gradient": lambda i, y, w: _odd(y @ w),
     "recomputed by TensorFlow": lambda i, y, w: tf.recompute_grad(tf.sin)(y @ w),
     "called function": lambda i, y, w: _in_call(y, w),
+    "compiled function": lambda i, y, w: tf.function(
+        lambda y: cell(y, w), jit_compile=True
+    )(y),
     "branch": _in_branch,
     "case": _in_case,
     "loop": _in_loop,
@@ -250,7 +253,7 @@ COMPILED = [(kind, True) for kind in BODIES if kind != "recomputed by TensorFlow
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "jit"), [*((k, False) for k in BODIES), *COMPILED])
 def test_bodies(kind: str, jit: bool) -> None:
-    if jit and kind in ("called function", "case"):
+    if jit and kind in ("called function", "compiled function", "case"):
         # Stock cannot: "must be a compile-time constant". The executor's will do.
         stock = gradients(looped(BODIES[kind]), "stock")
         new = gradients(looped(BODIES[kind]), 3, jit=True)
@@ -505,6 +508,26 @@ def test_other_settings(checkpoints: Any) -> None:
     stock = gradients(loss, "stock")
     assert_close(stock, stock, step(tf.constant(X)))
     assert is_split()
+
+
+def test_tensors_of_the_body_are_kept() -> None:
+    w, kept = weight(), []
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> Any:
+        def body(i: tf.Tensor, y: tf.Tensor, w: Any) -> tf.Tensor:
+            kept.append(tf.sin(y @ w))
+            return tf.tanh(kept[0])
+
+        kept.append(tf.exp(looped(body)(x, w)))
+        return msg.gradients(
+            tf.cos(tf.sin(kept[-1])), [x, w], checkpoints=kept, every=3
+        )
+
+    with pytest.warns(UserWarning, match="it belongs to another graph"):
+        step(tf.constant(X))  # as for the graph around
+    (inner,) = (body for body in msg.last_plan().bodies if body.replayed)
+    assert inner.held_bytes >= 2 * X.nbytes
 
 
 def test_a_setting_of_the_process() -> None:
