@@ -33,7 +33,7 @@ from memory_saving_gradients.largest_batch import (
     FittingBatches,
     max_batch_size,
 )
-from memory_saving_gradients.loops import while_loop
+from memory_saving_gradients.loops import scan, while_loop
 from memory_saving_gradients.pareto_front import Pareto, ParetoPoint, pareto
 from memory_saving_gradients.patching import (
     Status,
@@ -84,6 +84,7 @@ __all__ = [
     "memory_saving",
     "pareto",
     "plan",
+    "scan",
     "status",
     "while_loop",
 ]

@@ -21,7 +21,8 @@ import tensorflow as tf
 from memory_saving_gradients import fences, replicas, selection, tf_internals
 from memory_saving_gradients.checkpoints import Checkpoints, Collection, parse
 from memory_saving_gradients.errors import speaking_for
-from memory_saving_gradients.inside import InsidePlan
+from memory_saving_gradients.every import Every, parse_every
+from memory_saving_gradients.inside_plan import InsidePlan
 from memory_saving_gradients.measured import Measured, parse_cost
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planners import PLANNERS
@@ -74,6 +75,7 @@ class Setting:
         unknown_dim: What an unknown dimension is taken to be while planning.
         verify: Whether recomputed tensors are compared at run time.
         cost: Measured seconds of ops; None for those of the model.
+        every: After how many iterations loops hold their state; None if it is not said.
         done: Told what became of each gradient.
         studied: If given, each gradient is only studied, and this is told what was
             seen; the graph is left as TensorFlow made it.
@@ -85,6 +87,7 @@ class Setting:
     unknown_dim: int = UNKNOWN_DIM
     verify: bool = False
     cost: Measured | None = None
+    every: Every | None = None
     done: Callable[[Outcome], None] | None = None
     studied: Callable[[Study], None] | None = None
     inside: bool = True
@@ -108,6 +111,7 @@ def parse_setting(
     unknown_dim: Any,
     cost: Any = None,
     verify: bool = False,
+    every: Any = None,
     *,
     where: str,
 ) -> Setting:
@@ -118,12 +122,13 @@ def parse_setting(
         unknown_dim: As in `gradients`.
         cost: As in `gradients`.
         verify: As in `gradients`.
+        every: As in `gradients`.
         where: The public function that got them, for messages.
 
     Raises:
         CheckpointError: `checkpoints` is nothing that it may be.
         CostError: `cost` holds no measured times.
-        TypeError, ValueError: `unknown_dim` is no positive int.
+        TypeError, ValueError: `unknown_dim` or `every` is no positive int.
     """
     start = f"`memory_saving_gradients.{where}`: `unknown_dim` must be"
     try:
@@ -147,6 +152,7 @@ def parse_setting(
         unknown_dim,
         verify,
         parse_cost(cost, where),
+        parse_every(every, where),
         where=where,
     )
 

@@ -11,6 +11,7 @@ which remembers what it made for a function, is made to remember it by setting
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import weakref
@@ -21,28 +22,45 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import op_types, tf_internals, tf_internals_bodies
+from memory_saving_gradients import (
+    op_types,
+    tf_internals,
+    tf_internals_bodies,
+)
 from memory_saving_gradients.autodiff import Setting
 from memory_saving_gradients.checkpoints import (
     Auto,
+    Budget,
     Checkpoints,
     Collection,
     Keep,
     SavedPlan,
 )
-from memory_saving_gradients.inside import Inside, InsidePlan, recompute_inside
+from memory_saving_gradients.every import SQRT, marked
+from memory_saving_gradients.inside import Inside, recompute_inside
+from memory_saving_gradients.inside_plan import InsidePlan
+from memory_saving_gradients.long_loops import takes_most_of
 from memory_saving_gradients.planners import PLANNERS
+from memory_saving_gradients.split import (
+    as_differentiated,
+    held_again,
+    seek,
+    split_loop,
+)
 from memory_saving_gradients.stored import ASSUMED_ITERATIONS, bytes_of
-from memory_saving_gradients.trip_counts import iterations
+from memory_saving_gradients.trip_counts import iterations, split_of
 
 __all__ = [
     "Within",
+    "before_gradient_of_loop",
     "differentiate_body",
     "is_anything_remembered",
     "pair_of_this_setting",
     "tape_pairs_of_this_setting",
     "within",
 ]
+
+_log = logging.getLogger(__name__)
 
 _ASSUMED_BODIES = 4
 """How many bodies of a kind are taken to be around if the graph is not there yet."""
@@ -68,6 +86,7 @@ class Within:
     _loops: list[tuple[int, tf.Graph]] = field(default_factory=list)
     _sizes: dict[int, int] = field(default_factory=dict)
     _bodies: list[tf.Graph] = field(default_factory=list)  # keeps ids of `_sizes` valid
+    _whole: dict[int, tuple[tf.Graph, str]] = field(default_factory=dict)
 
     def checkpoints(self, body: tf.Graph) -> Checkpoints:
         """What to keep in a body."""
@@ -83,8 +102,35 @@ class Within:
             return Keep(())
         return wanted
 
+    def split(self, loop: tf.Operation) -> None:
+        """Makes a loop hold its state for few iterations, if that is asked for."""
+        assert self.setting is not None
+        body = tf_internals_bodies.graphs_of_loop(loop)[1]
+        every = marked(body) or self.setting.every
+        budget = self.setting.checkpoints
+        if every is None and isinstance(budget, Budget):
+            around = loop.graph if self.graph is None else self.graph
+            every = SQRT if takes_most_of(budget, loop, around) else None
+        if every is None or body is None:
+            return
+        reason = split_loop(loop, every)
+        if reason:
+            self._whole[id(body)] = body, reason
+            _log.info("%s holds the state of each iteration: %s.", loop.name, reason)
+
+    def noted(self, plan: InsidePlan, body: tf.Graph) -> InsidePlan:
+        """The plan of a body with what became of splitting its loop."""
+        _, reason = self._whole.get(id(body), (None, ""))
+        loop = tf_internals_bodies.loop_of(body)
+        split = split_of(loop)
+        if split is None:
+            replayed = loop is not None and held_again(loop) is not None
+            return replace(plan, unsplit=reason, replayed=replayed)
+        # Of what is held inside, its body tells: stock would hold it in each iteration.
+        return replace(plan, every=split.every, stock_bytes=0)
+
     @contextmanager
-    def entering(self, body: tf.Graph) -> Iterator[Inside]:
+    def entering(self, body: tf.Graph, sources: Sequence[Any]) -> Iterator[Inside]:
         """While a body is differentiated: how it shall save memory."""
         assert self.setting is not None
         factor = self._loops[-1][0] if self._loops else 1
@@ -99,10 +145,14 @@ class Within:
         if not tf_internals_bodies.is_loop_body(body):
             yield wish
             return
+        seek(body, sources)
         loop = tf_internals_bodies.loop_of(body)
         known = iterations(loop)
         own = known or ASSUMED_ITERATIONS
-        again = loop is not None and loop.type == "StatelessWhile" and wish.replays
+        again = loop is not None and (
+            held_again(loop) is not None
+            or (loop.type == "StatelessWhile" and wish.replays)
+        )
         wish = replace(
             wish,
             times=factor * own,
@@ -174,6 +224,7 @@ def _innermost(process_wide: Setting | None) -> Within | None:
 def differentiate_body(
     process_wide: Setting | None,
     body: tf.Graph,
+    sources: Sequence[Any],
     given: Any,
     differentiate: Callable[[Any], Sequence[Any]],
 ) -> Sequence[Any]:
@@ -182,6 +233,7 @@ def differentiate_body(
     Args:
         process_wide: What holds where nothing else does.
         body: The body of a function, loop or branch.
+        sources: What of it is differentiated with respect to.
         given: The gradients of its results.
         differentiate: The stock call, given these.
     """
@@ -193,11 +245,30 @@ def differentiate_body(
         or not tf_internals.builds_function(graph)
     ):
         return differentiate(given)
-    with holding.entering(body) as wish:
+    with holding.entering(body, sources) as wish:
         gradients, plan = recompute_inside(wish, graph, body, given, differentiate)
     if plan is not None:
-        holding.plans.append(plan)
+        holding.plans.append(holding.noted(plan, body))
     return gradients
+
+
+def before_gradient_of_loop(
+    process_wide: Setting | None, op: Any, given: Sequence[Any]
+) -> tuple[Any, list[Any]]:
+    """Splits a loop whose gradient is about to be built, as the setting demands.
+
+    Args:
+        process_wide: What holds where nothing else does.
+        op: The loop, or what a tape has remembered of it.
+        given: The gradients of its results.
+
+    Returns:
+        What to give to stock for these two.
+    """
+    holding = _innermost(process_wide)
+    if holding is not None:
+        holding.split(op.outputs[0].op)
+    return as_differentiated(op, given)
 
 
 # -- what TensorFlow remembers ---------------------------------------------------------
@@ -212,7 +283,7 @@ def _token(holding: Within | None) -> Any:
     wanted = setting.checkpoints
     if not isinstance(wanted, Auto | Collection):
         wanted = _Same(wanted)
-    return wanted, setting.unknown_dim, _Same(setting.cost)
+    return wanted, setting.unknown_dim, _Same(setting.cost), setting.every
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.user_code import user_line
 from memory_saving_gradients.wording import sizes_like
 
-__all__ = ["Allowance", "Choice", "allowance", "chosen_within"]
+__all__ = ["Allowance", "Choice", "allowance", "chosen_within", "room"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +54,17 @@ class Choice:
 
     kept: frozenset[int]
     reruns: Mapping[int, tuple[int, ...]] | None = None
+
+
+def room(budget: Budget, stock_peak_bytes: int) -> int:
+    """About what a budget leaves, as long as there is no graph to look at."""
+    if budget.above_rest:
+        return budget.allowed(stock_peak_bytes)
+    device = _device(budget)
+    total = budget.total_bytes
+    if total is None:
+        total = _memory_of(device)
+    return max(total - _given_out(device), 0)
 
 
 def allowance(budget: Budget, stock_peak_bytes: int, reading: Reading) -> Allowance:

@@ -47,6 +47,7 @@ def gradients(
     unknown_dim: int = UNKNOWN_DIM,
     cost: Any = None,
     verify: bool = False,
+    every: int | str | None = None,
 ) -> list[Any]:
     """Symbolic derivatives of the sum of `ys` with respect to `xs`, in less memory.
 
@@ -88,6 +89,11 @@ def gradients(
             Ops without a time take that of a model, scaled to the measured ones.
         verify: Whether to compare, at run time, each recomputed tensor with the
             original and fail if a bit differs. Costs all the memory that was saved.
+        every: After how many iterations loops hold their state, at least 1. What lies
+            between is run again, `every` iterations at a time, so that each iteration
+            is computed three times altogether instead of two. "sqrt" means the square
+            root of the number of iterations, with which least is held. None means each
+            iteration, but under a budget that loops would take most of the square root.
 
     Returns:
         A list with one gradient for each of `xs`: a tensor, `tf.IndexedSlices` or None.
@@ -121,7 +127,9 @@ def gradients(
             "eagerly, where there is none. Call it inside a `tf.function` (the loss "
             "must be computed in it, too) or in a `tf.compat.v1.Graph`."
         )
-    setting = parse_setting(checkpoints, unknown_dim, cost, verify, where="gradients")
+    setting = parse_setting(
+        checkpoints, unknown_dim, cost, verify, every, where="gradients"
+    )
     graph = tf.compat.v1.get_default_graph()
     if colocate_gradients_with_ops is None:
         colocate_gradients_with_ops = tf_internals.builds_function(graph)

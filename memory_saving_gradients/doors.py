@@ -31,6 +31,7 @@ from memory_saving_gradients import (
     counting,
     tf_internals,
     tf_internals_bodies,
+    tf_internals_loops,
 )
 from memory_saving_gradients.autodiff import (
     Outcome,
@@ -141,6 +142,7 @@ class Door:
             tf_internals.GRAPHS.wrap(_through_graphs)
             tf_internals_bodies.DELAYED_PAIRS.wrap(_delayed_pairs)
             tf_internals_bodies.TAPE_PAIRS.wrap(_tape_pairs)
+            tf_internals_loops.LOOP_GRADIENTS.wrap(_through_loops)
 
     def close(self) -> None:
         """Takes them away, if nobody else needs them."""
@@ -151,6 +153,7 @@ class Door:
                 _holders -= 1
             if _holders == 0:
                 tf_internals.TAPES.unwrap()
+                tf_internals_loops.LOOP_GRADIENTS.unwrap()
                 if not _rewired:
                     tf_internals.GRAPHS.unwrap()
                 if not bodies.is_anything_remembered():
@@ -251,11 +254,18 @@ def _through_graphs(before: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     targets = as_list(ys)
     if body is not None and body is not tf.compat.v1.get_default_graph():
         given = arguments.get("grad_ys")
-        return bodies.differentiate_body(_process_wide, body, given, stock)
+        xs = as_list(arguments["xs"])
+        return bodies.differentiate_body(_process_wide, body, xs, given, stock)
     setting = _setting_for(targets)
     if setting is None:
         return stock(arguments.get("grad_ys"))
     return _handle_or_stock(setting, targets, arguments.get("grad_ys"), stock, GRAPH)
+
+
+def _through_loops(before: Callable[..., Any], op: Any, *given: Any) -> Any:
+    """The wrapper of the registered gradient of a loop."""
+    op, results = bodies.before_gradient_of_loop(_process_wide, op, given)
+    return before(op, *results)
 
 
 def _delayed_pairs(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -31,6 +31,7 @@ from memory_saving_gradients import (
 )
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.checkpoints import Auto, Checkpoints, Keep, Where
+from memory_saving_gradients.inside_plan import InsidePlan
 from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.planners import PLANNERS, Problem
@@ -40,9 +41,10 @@ from memory_saving_gradients.schedule import Schedule, make_schedule, seconds_ag
 from memory_saving_gradients.simulate import simulate
 from memory_saving_gradients.tf_capture import Captures
 from memory_saving_gradients.tf_read import Reading, read
+from memory_saving_gradients.twins import original_of
 from memory_saving_gradients.working import with_working_memory
 
-__all__ = ["Inside", "InsidePlan", "recompute_inside"]
+__all__ = ["Inside", "recompute_inside"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Inside:
         if isinstance(self.checkpoints, Where):
             return selection.accepts(self.checkpoints.predicate, tensor)
         if isinstance(self.checkpoints, Keep):
+            tensor = original_of(tensor)
             return any(
                 entry is tensor or entry is tensor.op or _names(entry, tensor)
                 for entry in self.checkpoints.tensors
@@ -88,41 +91,6 @@ class Inside:
 
 def _names(entry: Any, tensor: tf.Tensor) -> bool:
     return isinstance(entry, str) and tensor.name in (entry, f"{entry}:0")
-
-
-@dataclass(frozen=True)
-class InsidePlan:
-    """What was done in one body.
-
-    Attributes:
-        name: The name of the body.
-        runs: How often it is run before its gradient is: the iterations of a loop.
-        stock_runs: The same of stock, which does not run loops inside loops again.
-        branches: Of how many branches it is one, of which one is taken.
-        assumed: Whether that number rests on an assumption.
-        stock_bytes: What stock holds for one run.
-        held_bytes: What is held for one run now.
-        peak_bytes: The simulated peak of one run of its gradient.
-        seconds: Estimated time of the recomputation, for one run.
-        recomputed: The names of the ops that are recomputed.
-    """
-
-    name: str
-    runs: int
-    stock_runs: int
-    branches: int
-    assumed: bool
-    stock_bytes: int
-    held_bytes: int
-    peak_bytes: int
-    seconds: float
-    recomputed: tuple[str, ...]
-
-    @property
-    def spared_bytes(self) -> int:
-        """By how much less is held than by stock, in all runs together."""
-        now, before = self.runs * self.held_bytes, self.stock_runs * self.stock_bytes
-        return (before - now) // self.branches
 
 
 def recompute_inside(

@@ -55,6 +55,7 @@ class _Wish:
         paths: The paths of the layers that were given.
         unknown_dim: What an unknown dimension is taken to be while planning.
         cost: Measured seconds of ops; None for those of the model.
+        every: After how many steps recurrent layers hold their state.
         methods: The model's methods as they were, those set on the object alone.
     """
 
@@ -62,6 +63,7 @@ class _Wish:
     paths: list[str]
     unknown_dim: int
     cost: Measured | None
+    every: int | str | None = None
     methods: dict[str, Any] = field(default_factory=dict)
 
 
@@ -76,6 +78,7 @@ def memory_saving(
     *,
     unknown_dim: int = UNKNOWN_DIM,
     cost: Any = None,
+    every: int | str | None = None,
 ) -> Any:
     """Makes the training of one Keras model save memory.
 
@@ -101,12 +104,14 @@ def memory_saving(
         unknown_dim: What a dimension that is not known statically is taken to be while
             planning, at least 1: in `fit` that is the size of a batch.
         cost: Measured seconds of ops, as in `gradients`.
+        every: After how many steps recurrent layers hold their state, as in
+            `gradients`.
 
     Returns:
         The very model.
 
     Raises:
-        TypeError: `model` is no Keras model, or `unknown_dim` no int.
+        TypeError: `model` is no Keras model, or `unknown_dim` or `every` no int.
         UnknownCheckpointNameError: The model has no such layer.
         CheckpointError: `checkpoints` is nothing that it may be. In `fit`: from
             `checkpoints` no plan can be made.
@@ -123,7 +128,7 @@ def memory_saving(
     package = _package(model)
     wish = None
     if checkpoints is not None:
-        wish = _wish(model, checkpoints, unknown_dim, cost, package)
+        wish = _wish(model, checkpoints, unknown_dim, cost, package, every=every)
     _undo(model)
     if wish is not None:
         _apply(model, wish, package)
@@ -197,6 +202,7 @@ def _wish(
     cost: Any,
     package: str,
     where: str = "memory_saving",
+    every: Any = None,
 ) -> _Wish:
     """Tells layers from everything else that `checkpoints` may be."""
     layer_class = _layer_class(package)
@@ -212,12 +218,12 @@ def _wish(
         chosen = list(checkpoints)
     if chosen is not None:
         checkpoints = "memory"  # checked with the rest, and not used
-    setting = parse_setting(checkpoints, unknown_dim, cost, where=where)
+    setting = parse_setting(checkpoints, unknown_dim, cost, every=every, where=where)
     if chosen is not None:
-        return _Wish(
-            None, choose(chosen, model, layer_class), unknown_dim, setting.cost
-        )
-    return _Wish(setting.checkpoints, [], unknown_dim, setting.cost)
+        checkpoints, paths = None, choose(chosen, model, layer_class)
+    else:
+        checkpoints, paths = setting.checkpoints, []
+    return _Wish(checkpoints, paths, unknown_dim, setting.cost, setting.every)
 
 
 def _apply(model: Any, wish: _Wish, package: str) -> None:
@@ -227,6 +233,7 @@ def _apply(model: Any, wish: _Wish, package: str) -> None:
         keep,
         wish.unknown_dim,
         cost=wish.cost,
+        every=wish.every,
         done=line.note,
         where="memory_saving",
     )

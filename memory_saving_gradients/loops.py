@@ -1,34 +1,19 @@
-"""`while_loop`: TensorFlow's loop, for loops so long that even their state is too much.
+"""`while_loop` and `scan`: TensorFlow's own, which hold their state for few iterations.
 
-The gradient of a loop needs the state of each iteration: T of them for T iterations.
-A loop of loops needs fewer. The outer one runs T / k times, the inner one k times; the
-gradient holds the state at the beginning of each inner loop, runs that loop again when
-its turn comes, and so has T / k + k states at the most: 2 √T for k = √T (Griewank 1992,
-*Achieving logarithmic growth*; Chen et al. 2016, arXiv 1604.06174).
-
-That the inner loop is run again, and not stored, is decided where gradients are built
-(`tf_capture`): it must have no state. What keeps most loops from that are reads of
-variables, so these are made once, before the loop.
-
-The condition is evaluated as often as by TensorFlow: its answer is carried on, not
-asked for again where an inner loop ends.
+They only leave a note for whoever differentiates the loop; see `split`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import tf_internals_reads
+from memory_saving_gradients.every import SQRT, mark, parse_every
 
-__all__ = ["while_loop"]
-
-_EVERY = 16
-"""Iterations of an inner loop if nobody knows how many there will be."""
+__all__ = ["scan", "while_loop"]
 
 
 @tf.autograph.experimental.do_not_convert
@@ -43,13 +28,14 @@ def while_loop(
     maximum_iterations: Any = None,
     name: str | None = None,
     *,
-    every: int | None = None,
+    every: int | str = SQRT,
 ) -> Any:
     """`tf.while_loop` whose gradient needs the state of few iterations.
 
-    The results are those of `tf.while_loop`. Differentiated under a setting of this
-    library (`GradientTape`, `gradients`, `enable`, `memory_saving`), the loop holds its
-    state each `every` iterations only and runs these again, `every` at a time. Each
+    It *is* `tf.while_loop`. Differentiated under a setting of this library
+    (`GradientTape`, `gradients`, `enable`, `memory_saving`), it holds its state each
+    `every` iterations only and runs these again, `every` at a time, as any loop does
+    under a setting with `every=`; here it is said for one loop, and counts more. Each
     iteration is then computed three times altogether instead of two. For T iterations
     the state is held T / `every` + `every` times, instead of T times.
 
@@ -57,11 +43,7 @@ def while_loop(
     so that they differ from those of `tf.while_loop` by rounding.
 
     A body that draws random numbers with state, or assigns variables, cannot be run
-    again: such a loop holds the state of each iteration, as `tf.while_loop` does. If it
-    assigns a variable that it reads, too, it is handed to `tf.while_loop`. Eagerly, and
-    with TensorFlow 1's control flow, this *is* `tf.while_loop`.
-
-    Variables that the body reads directly are read once, before the loop.
+    again: such a loop holds the state of each iteration, and the plan says so.
 
     Args:
         cond: As in `tf.while_loop`.
@@ -69,12 +51,12 @@ def while_loop(
         loop_vars: As in `tf.while_loop`.
         shape_invariants: As in `tf.while_loop`.
         parallel_iterations: As in `tf.while_loop`.
-        back_prop: As in `tf.while_loop`.
+        back_prop: As in `tf.while_loop` of TensorFlow 1.
         swap_memory: As in `tf.while_loop`.
         maximum_iterations: As in `tf.while_loop`.
         name: As in `tf.while_loop`.
-        every: After how many iterations the state is held, at least 1. None means the
-            square root of `maximum_iterations`, and 16 where that is not known.
+        every: After how many iterations the state is held, at least 1; "sqrt" for the
+            square root of their number, and 16 where that is not known.
 
     Returns:
         What `tf.while_loop` returns: the loop variables after the loop.
@@ -98,131 +80,65 @@ def while_loop(
         ...         )
         ...     return tape.gradient(y, x)
     """
-    if every is not None and (isinstance(every, bool) or not isinstance(every, int)):
-        raise TypeError(
-            f"`memory_saving_gradients.while_loop`: `every` must be an int, but got "
-            f"{every!r}."
-        )
-    if every is not None and every < 1:
-        raise ValueError(
-            "`memory_saving_gradients.while_loop`: `every` must be at least 1, but "
-            f"got {every}. Leave it out to have it chosen."
-        )
-    keywords = {
-        "shape_invariants": shape_invariants,
-        "parallel_iterations": parallel_iterations,
-        "swap_memory": swap_memory,
-        "maximum_iterations": maximum_iterations,
-        "name": name,
-    }
-
-    def stock() -> Any:
-        results = tf.while_loop(cond, body, loop_vars, **keywords)
-        return results if back_prop else _stopped(results)
-
-    if tf.executing_eagerly() or not tf.compat.v1.control_flow_v2_enabled():
-        return stock()
-    try:
-        loop = _SplitLoop(cond, body, loop_vars, every, keywords)
-        results = loop.build()
-    except tf_internals_reads.Reassigned:
-        return stock()
-    return results if back_prop else _stopped(results)
-
-
-def _stopped(results: Any) -> Any:
+    results = tf.while_loop(
+        cond,
+        _marking(body, parse_every(every, "while_loop")),
+        loop_vars,
+        shape_invariants=shape_invariants,
+        parallel_iterations=parallel_iterations,
+        swap_memory=swap_memory,
+        maximum_iterations=maximum_iterations,
+        name=name,
+    )
+    if back_prop:
+        return results
     return tf.nest.map_structure(tf.stop_gradient, results, expand_composites=True)
 
 
-class _SplitLoop:
-    """A loop of loops, while it is being built."""
+@tf.autograph.experimental.do_not_convert
+def scan(
+    fn: Callable[..., Any],
+    elems: Any,
+    initializer: Any = None,
+    *args: Any,
+    every: int | str = SQRT,
+    **kwargs: Any,
+) -> Any:
+    """`tf.scan` whose gradient needs the accumulator of few elements.
 
-    def __init__(
-        self,
-        cond: Callable[..., Any],
-        body: Callable[..., Any],
-        loop_vars: Any,
-        every: int | None,
-        keywords: dict[str, Any],
-    ) -> None:
-        self._cond, self._body = cond, body
-        self._start = tf.nest.map_structure(_as_tensor, loop_vars)
-        self._keywords = dict(keywords)
-        self._most = self._keywords.pop("maximum_iterations")
-        static = None if self._most is None else tf.get_static_value(self._most)
-        self._chunks = None
-        if static is None:
-            self._every = every or _EVERY
-        else:
-            self._every = every or max(math.isqrt(int(static)), 1)
-            self._chunks = -(-int(static) // self._every)
-        invariants = self._keywords.pop("shape_invariants")
-        if invariants is None:
-            # The state alone: counters never change their shapes.
-            self._invariants: dict[str, Any] = {}
-        else:
-            scalar = tf.TensorShape([])
-            self._invariants = {"shape_invariants": [scalar, scalar, invariants]}
-        self._graph = tf.compat.v1.get_default_graph()
-        self._reads: dict[int, tf.Operation] = {}
+    What `while_loop` of this library is to `tf.while_loop`.
 
-    def build(self) -> Any:
-        """The loop variables after the loop."""
-        count = tf.constant(0)
-        first = [count, self._goes_on(count, self._start), self._start]
-        name = self._keywords.pop("name") or "while"
-        return tf.while_loop(
-            lambda count, goes_on, state: goes_on,
-            self._inner_loop,
-            first,
-            maximum_iterations=self._chunks,
-            name=name,
-            **self._invariants,
-            **self._keywords,
-        )[2]
+    Args:
+        fn: As in `tf.scan`.
+        elems: As in `tf.scan`.
+        initializer: As in `tf.scan`.
+        *args: As in `tf.scan`.
+        every: After how many elements the accumulator is held, as in `while_loop`.
+        **kwargs: As in `tf.scan`.
 
-    def _inner_loop(self, count: Any, goes_on: Any, state: Any) -> Any:
-        """A few iterations: the body of the outer loop."""
-        return tf.while_loop(
-            lambda count, goes_on, state: goes_on,
-            self._iteration,
-            [count, goes_on, state],
-            maximum_iterations=self._every,
-            name="every",
-            **self._invariants,
-            **self._keywords,
-        )
+    Returns:
+        What `tf.scan` returns: the accumulators, stacked.
 
-    def _iteration(self, count: Any, goes_on: Any, state: Any) -> Any:
-        with self._reading_outside():
-            results = self._body(*state)
-            if not isinstance(results, list | tuple):
-                results = [results]
-            tf.nest.assert_same_structure(
-                list(self._start), list(results), check_types=False
-            )
-            flat = tf.nest.flatten(results)
-            results = tf.nest.pack_sequence_as(self._start, flat)
-            return count + 1, self._goes_on(count + 1, results), results
+    Raises:
+        TypeError, ValueError: `every` is no positive int, or whatever `tf.scan` raises.
 
-    def _goes_on(self, count: Any, state: Any) -> Any:
-        """Whether there is one more iteration, given the state."""
-        answer = tf.convert_to_tensor(self._cond(*state))
-        if answer.shape.rank != 0:
-            answer = tf.squeeze(answer)
-        if self._most is not None:
-            most = tf.cast(tf.convert_to_tensor(self._most), count.dtype)
-            answer = tf.logical_and(count < most, answer)
-        return answer
-
-    @contextmanager
-    def _reading_outside(self) -> Iterator[None]:
-        here = tf.compat.v1.get_default_graph()
-        with tf_internals_reads.reads_outside(here, self._graph, self._reads):
-            yield
+    Example:
+        >>> import tensorflow as tf
+        >>> import memory_saving_gradients as msg
+        >>> msg.scan(lambda a, x: a + x, tf.range(4)).numpy()
+        array([0, 1, 3, 6], dtype=int32)
+    """
+    fn = _marking(fn, parse_every(every, "scan"))
+    return tf.scan(fn, elems, initializer, *args, **kwargs)
 
 
-def _as_tensor(value: Any) -> Any:
-    if isinstance(value, tf.TensorArray) or hasattr(value, "_type_spec"):
-        return value
-    return tf.convert_to_tensor(value)
+def _marking(call: Callable[..., Any], every: int | str | None) -> Callable[..., Any]:
+    """What is called while a loop's body is built, and marks that body."""
+
+    @functools.wraps(call)
+    def marking(*args: Any, **kwargs: Any) -> Any:
+        if every is not None and not tf.executing_eagerly():
+            mark(tf.compat.v1.get_default_graph(), every)
+        return call(*args, **kwargs)
+
+    return marking

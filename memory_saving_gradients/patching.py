@@ -48,7 +48,11 @@ _door = doors.Door()
 
 @tf.autograph.experimental.do_not_convert
 def enable(
-    checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM, cost: Any = None
+    checkpoints: Any = "memory",
+    *,
+    unknown_dim: int = UNKNOWN_DIM,
+    cost: Any = None,
+    every: int | str | None = None,
 ) -> None:
     """Makes every gradient of the process save memory, until `disable()`.
 
@@ -70,11 +74,12 @@ def enable(
         unknown_dim: What a dimension that is not known statically (a batch size) is
             taken to be while planning, at least 1.
         cost: Measured seconds of ops, as in `gradients`.
+        every: After how many iterations loops hold their state, as in `gradients`.
 
     Raises:
         CheckpointError: `checkpoints` is nothing that it may be.
         CostError: `cost` holds no measured times.
-        TypeError, ValueError: `unknown_dim` is no positive int.
+        TypeError, ValueError: `unknown_dim` or `every` is no positive int.
 
     Example:
         >>> import memory_saving_gradients as msg
@@ -82,7 +87,7 @@ def enable(
         >>> # model.fit(...)
         >>> print(msg.status())  # doctest: +SKIP
     """
-    _set_permanent(_parsed(checkpoints, unknown_dim, cost, "enable"))
+    _set_permanent(_parsed("enable", checkpoints, unknown_dim, cost, every))
 
 
 @tf.autograph.experimental.do_not_convert
@@ -97,7 +102,11 @@ def disable() -> None:
 @tf.autograph.experimental.do_not_convert
 @contextmanager
 def enabled(
-    checkpoints: Any = "memory", *, unknown_dim: int = UNKNOWN_DIM, cost: Any = None
+    checkpoints: Any = "memory",
+    *,
+    unknown_dim: int = UNKNOWN_DIM,
+    cost: Any = None,
+    every: int | str | None = None,
 ) -> Iterator[None]:
     """A block in which every gradient of the process saves memory.
 
@@ -108,6 +117,7 @@ def enabled(
         checkpoints: As in `enable`.
         unknown_dim: As in `enable`.
         cost: As in `enable`.
+        every: As in `enable`.
 
     Raises:
         CheckpointError, CostError, TypeError, ValueError: As `enable`.
@@ -117,7 +127,7 @@ def enabled(
         >>> with msg.enabled("speed"):
         ...     pass  # model.fit(...)
     """
-    entry = _Entry(_parsed(checkpoints, unknown_dim, cost, "enabled"))
+    entry = _Entry(_parsed("enabled", checkpoints, unknown_dim, cost, every))
     with _changing():
         _entries.append(entry)
     try:
@@ -128,8 +138,10 @@ def enabled(
             _entries[:] = [other for other in _entries if other is not entry]
 
 
-def _parsed(checkpoints: Any, unknown_dim: int, cost: Any, where: str) -> Setting:
-    setting = parse_setting(checkpoints, unknown_dim, cost, where=where)
+def _parsed(
+    where: str, checkpoints: Any, unknown_dim: int, cost: Any, every: Any
+) -> Setting:
+    setting = parse_setting(checkpoints, unknown_dim, cost, every=every, where=where)
     if isinstance(setting.checkpoints, Keep) and not setting.checkpoints.tensors:
         # Later it would be a warning: not all graphs of a process have what is kept.
         raise CheckpointError(

@@ -8,7 +8,7 @@ from os import PathLike
 
 import tensorflow as tf
 
-from memory_saving_gradients.inside import InsidePlan
+from memory_saving_gradients.inside_plan import InsidePlan
 from memory_saving_gradients.measured import Coverage
 from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.replay import graph_lines, rerun_lines
@@ -59,7 +59,8 @@ class Plan:
             TensorFlow. It keeps the `tf.Graph` alive.
         bodies: What was done inside loops, branches and called functions, body by body:
             `name`, `runs` (iterations of a loop), `held_bytes` and `stock_bytes` (for
-            each run, now and in stock), `seconds`, `recomputed`.
+            each run, now and in stock), `seconds`, `recomputed`, `every` (after how
+            many iterations a loop holds its state, None for each).
 
     The attributes up to `measured` are stable. `stock`, `timeline`, `schedule` and
     `reading` are what the planner worked with, for tools and the curious: their layout

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from memory_saving_gradients.culprit import filler, resting
 from memory_saving_gradients.graph import Pin, Storage
-from memory_saving_gradients.inside import InsidePlan
+from memory_saving_gradients.inside_plan import InsidePlan
 from memory_saving_gradients.measured import Coverage
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.stored import ASSUMED_ITERATIONS
@@ -188,12 +188,18 @@ def _bodies(plan: Plan) -> str:
 
 
 def _body(body: InsidePlan, size: Callable[[int], str]) -> str:
+    if body.every is not None:
+        return (
+            f"state held each {body.every} iterations, "
+            f"{size(body.runs * body.held_bytes)} in all"
+        )
     held, before = body.runs * body.held_bytes, body.stock_runs * body.stock_bytes
     verb = "holds" if body.stock_runs == 1 else "hold"
     return (
         f"{counted(body.stock_runs, 'run')}{' (assumed)' if body.assumed else ''} "
         f"{verb} {size(held)} instead of {size(before)}, "
         f"{counted(len(body.recomputed), 'op')} recomputed in each"
+        + (f"; state is held each iteration: {body.unsplit}" if body.unsplit else "")
     )
 
 

@@ -242,7 +242,7 @@ def _with_bodies(plan: Plan, study: Study) -> Plan:
     was simulated.
     """
     bodies, spared = study.bodies, study.spared_bytes
-    seconds = sum(body.stock_runs * body.seconds / body.branches for body in bodies)
+    seconds = sum(body.seconds_in_all for body in bodies)
     stock = plan.reading.graph.seconds - seconds
     return replace(
         plan,

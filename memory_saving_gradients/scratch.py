@@ -50,7 +50,7 @@ def copied(
                     "function that computes the loss: they trace it anew."
                 )
             inputs = [made[id(tensor)] for tensor in op.inputs]
-            copy = tf_internals_scratch.copy_whole(scratch, op, inputs)
+            copy = tf_internals_scratch.copy_apart(scratch, op, inputs)
             made.update(zip(map(id, op.outputs), copy.outputs, strict=True))
     sources = (made.get(id(_standing_for(plain_variable(x), graph))) for x in xs)
     return scratch, [made[id(y)] for y in ys], [x for x in sources if x is not None]

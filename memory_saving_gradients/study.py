@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import tf_internals, user_code
 from memory_saving_gradients.buffers import Buffers
-from memory_saving_gradients.inside import InsidePlan
+from memory_saving_gradients.inside_plan import InsidePlan
 from memory_saving_gradients.measured import Coverage, Measured
 from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.planners import Problem

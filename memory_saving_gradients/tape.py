@@ -49,11 +49,13 @@ class GradientTape(tf_internals.StockTape):
         cost: Measured seconds of ops, as in `memory_saving_gradients.gradients`.
         verify: Whether to compare, at run time, each recomputed tensor with the
             original and fail if a bit differs. Costs all the memory that was saved.
+        every: After how many iterations loops hold their state, as in
+            `memory_saving_gradients.gradients`.
 
     Raises:
         CheckpointError: `checkpoints` is nothing that it may be.
         CostError: `cost` holds no measured times.
-        TypeError, ValueError: `unknown_dim` is no positive int.
+        TypeError, ValueError: `unknown_dim` or `every` is no positive int.
 
     Example:
         >>> @tf.function
@@ -76,6 +78,7 @@ class GradientTape(tf_internals.StockTape):
         unknown_dim: int = UNKNOWN_DIM,
         cost: Any = None,
         verify: bool = False,
+        every: int | str | None = None,
     ) -> None:
         """Makes a tape; `with` starts it. The arguments are those of the class.
 
@@ -86,15 +89,16 @@ class GradientTape(tf_internals.StockTape):
             unknown_dim: What an unknown dimension is taken to be while planning.
             cost: Measured seconds of ops.
             verify: Whether recomputed tensors are compared at run time.
+            every: After how many iterations loops hold their state.
 
         Raises:
             CheckpointError: `checkpoints` is nothing that it may be.
             CostError: `cost` holds no measured times.
-            TypeError, ValueError: `unknown_dim` is no positive int.
+            TypeError, ValueError: `unknown_dim` or `every` is no positive int.
         """
         self._newest_plan: Plan | None = None
         self._setting: Setting | None = parse_setting(
-            checkpoints, unknown_dim, cost, verify, where="GradientTape"
+            checkpoints, unknown_dim, cost, verify, every, where="GradientTape"
         )
         self._inside = ExitStack()
         super().__init__(persistent, watch_accessed_variables)

@@ -34,6 +34,7 @@ import tensorflow as tf
 from memory_saving_gradients import op_types, stored, tf_internals, tf_internals_bodies
 from memory_saving_gradients.calls import handed_on, reads_to_give_out
 from memory_saving_gradients.pins import pin_of
+from memory_saving_gradients.split import held_again, of_outer, stand_in
 
 __all__ = ["Captures"]
 
@@ -102,7 +103,7 @@ class Captures:
         self._stock = stock
         if tensor.graph is not self.body:
             return stock(tensor, name)
-        tensor = handed_on(tensor)
+        tensor = of_outer(handed_on(tensor))
         pending = [tensor]
         while pending:
             current = pending[-1]
@@ -112,7 +113,7 @@ class Captures:
                 self._here[id(current)] = self.as_stock(current)
                 pending.pop()
             else:
-                inputs = [handed_on(t) for t in current.op.inputs]
+                inputs = self._sources(current.op)
                 missing = [t for t in inputs if id(t) not in self._here]
                 if missing:
                     pending.extend(reversed(missing))
@@ -179,7 +180,7 @@ class Captures:
 
     def _copy(self, op: tf.Operation) -> None:
         name = tf_internals.unique_name(self.graph, f"recompute/{op.name}")
-        inputs = [self._here[id(handed_on(t))] for t in op.inputs]
+        inputs = [self._here[id(t)] for t in self._sources(op)]
         with tf_internals.creation_scope(self.graph):
             copy = tf_internals.copy_op(self.graph, op, name, inputs, same_graph=False)
         self.inside.add(id(copy))
@@ -188,10 +189,28 @@ class Captures:
             self._here.setdefault(id(original), made)
             self.originals[id(made)] = original
 
+    def _sources(self, op: tf.Operation) -> list[tf.Tensor]:
+        """The tensors, of the body or from outside, that a copy of an op is made of."""
+        inputs = [handed_on(t) for t in op.inputs]
+        # Lists that are only written to: those that the loop began with will do.
+        for place in sorted(held_again(op) or ()):
+            loop = tf_internals_bodies.loop_of(self.body)
+            assert loop is not None
+            number = [id(t) for t in self.body.inputs].index(id(inputs[place]))
+            inputs[place] = stand_in(loop, number)
+            if id(inputs[place]) not in self._here:
+                assert self._stock is not None
+                found = self._stock(inputs[place], inputs[place].op.name)
+                self._here[id(inputs[place])] = found
+                self.inside.add(id(found.op))
+        return inputs
+
     def _redone(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor of the body is recomputed."""
         op = tensor.op
         if op.type in ("Const", "EmptyTensorList"):
+            return True
+        if held_again(op) is not None:
             return True
         if op.type == "StatelessWhile":
             return self.replays_loops and tf_internals_bodies.is_loop_body(self.body)

@@ -18,6 +18,7 @@ from memory_saving_gradients.tf_internals import (
     control_flow_context,
     copy_op,
     creation_scope,
+    unique_name,
 )
 
 __all__ = [
@@ -27,7 +28,7 @@ __all__ = [
     "branches",
     "capture_result",
     "captures_through",
-    "copy_functional",
+    "copy_whole",
     "create_op_in",
     "differentiated_by",
     "exported",
@@ -88,9 +89,6 @@ _CONTROL_FLOW = frozenset(
 
 # The attribute of a body that says what its peak is.
 _PEAK = "_memory_saving_gradients_peak"
-
-# The attributes that say what an op runs.
-_FUNCTIONS = {"StatelessWhile": ("cond", "body")}
 
 # Called functions are kept by the graphs that call them.
 _bind("tensorflow.python.framework.ops", "Graph", "_add_function_recursive")
@@ -215,16 +213,23 @@ def capture_result(graph: tf.Graph, body: tf.Graph, tensor: tf.Tensor) -> tf.Ten
     return captured
 
 
-def copy_functional(
-    graph: tf.Graph, op: tf.Operation, name: str, inputs: Sequence[tf.Tensor]
+def copy_whole(
+    graph: tf.Graph, op: tf.Operation, inputs: Sequence[tf.Tensor]
 ) -> tf.Operation:
-    """A copy in another graph of an op that has bodies; these are shared."""
-    functions = [op.get_attr(attribute) for attribute in _FUNCTIONS[op.type]]
-    for function in functions:
-        graph._add_function_recursive(op.graph._get_function(function.name))
+    """A copy in another graph, under the same name if it is free there.
+
+    Of its bodies it has those that the op names. What Python knows of them stays with
+    the original: autodiff would change it.
+    """
+    for attribute in op.node_def.attr.values():
+        for function in (attribute.func, *attribute.list.func):
+            if function.name:
+                found = op.graph._get_function(function.name)
+                graph._add_function_recursive(found)
+    name = unique_name(graph, op.name)
     copy = copy_op(graph, op, name, inputs, same_graph=False)
     for original, made in zip(op.outputs, copy.outputs, strict=True):
-        if original.dtype == tf.variant:  # what it is a list of
+        if original.dtype in (tf.variant, tf.resource):
             _copy_handle_data(original, made)
     return copy
 
@@ -239,7 +244,8 @@ def bodies_of(op: tf.Operation) -> list[tf.Graph]:
     elif op.type in ("If", "StatelessIf"):
         found = [getattr(op, "_true_graph", None), getattr(op, "_false_graph", None)]
     elif op.type in ("Case", "StatelessCase"):
-        found = list(getattr(op, "_branch_graphs", None) or ())
+        count = len(op.get_attr("branches"))
+        found = [getattr(op, f"_branch_graph_{n}", None) for n in range(count)]
     elif op.type in ("PartitionedCall", "StatefulPartitionedCall"):
         function = op.graph._get_function(op.get_attr("f").name)
         found = [getattr(function, "graph", None)]

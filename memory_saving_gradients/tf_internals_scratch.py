@@ -9,16 +9,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients.tf_internals import _bind, copy_op, unique_name
+from memory_saving_gradients import tf_internals_bodies
+from memory_saving_gradients.tf_internals import _bind
 
-__all__ = ["copy_whole", "empty_graph"]
+__all__ = ["copy_apart", "empty_graph"]
 
 # A graph that is the body of a function.
 _func_graph = _bind("tensorflow.python.framework.func_graph", "FuncGraph")
-
-# Called functions are kept by the graphs that call them.
-_bind("tensorflow.python.framework.ops", "Graph", "_add_function_recursive")
-_bind("tensorflow.python.framework.ops", "Graph", "_get_function")
 
 # What tells TensorFlow's shape inference what a list is a list of.
 _copy_handle_data = _bind("tensorflow.python.ops.handle_data_util", "copy_handle_data")
@@ -41,24 +38,11 @@ def empty_graph() -> tf.Graph:
     return _func_graph("scratch")
 
 
-def copy_whole(
+def copy_apart(
     graph: tf.Graph, op: tf.Operation, inputs: Sequence[tf.Tensor]
 ) -> tf.Operation:
-    """A copy in another graph, under the same name if it is free there.
-
-    Of its bodies it has those that the op names. What Python knows of them stays with
-    the original: autodiff would change it.
-    """
-    for attribute in op.node_def.attr.values():
-        for function in (attribute.func, *attribute.list.func):
-            if function.name:
-                found = op.graph._get_function(function.name)
-                graph._add_function_recursive(found)
-    name = unique_name(graph, op.name)
-    copy = copy_op(graph, op, name, inputs, same_graph=False)
-    for original, made in zip(op.outputs, copy.outputs, strict=True):
-        if original.dtype in (tf.variant, tf.resource):
-            _copy_handle_data(original, made)
+    """A copy in another graph whose bodies are its own, as far as there are any."""
+    copy = tf_internals_bodies.copy_whole(graph, op, inputs)
     if op.type in _CONTROL_FLOW:
         _own_bodies(copy, op)
     return copy

@@ -254,11 +254,17 @@ class _Reader:
             pin=self._pin(op, number),
             in_place=op.type in op_types.IN_PLACE_TYPES,
             inexpensive=_is_inexpensive(op),
-            metadata_only=op.type in op_types.SHAPE_TYPES
-            or (created and op.type in op_types.ZEROS_TYPES),
+            metadata_only=self._asks_for_shapes(op, created),
             device=op.device,
             free_order=id(op) not in self._unorderable,
         )
+
+    def _asks_for_shapes(self, op: tf.Operation, created: bool) -> bool:
+        """Whether an op runs early, on originals; of a copy it has to wait for that."""
+        return (
+            op.type in op_types.SHAPE_TYPES
+            or (created and op.type in op_types.ZEROS_TYPES)
+        ) and not any(id(t.op) in self.repeatable for t in op.inputs)
 
     def _pin(self, op: tf.Operation, number: int) -> Pin | None:
         is_twin = number in self._calls and self._calls[number].computed

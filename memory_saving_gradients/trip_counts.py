@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals_bodies
 
-__all__ = ["iterations"]
+__all__ = ["Split", "iterations", "split_of"]
+
+# The attribute of a loop that has become a loop of loops.
+_SPLIT = "_memory_saving_gradients_split"
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a loop was split (see `split`).
+
+    Attributes:
+        every: The iterations of an inner loop.
+        iterations: Those of the loop before, None if nothing said.
+        chunks: How many inner loops there may be, in the loop's graph; negative if
+            there is no bound.
+    """
+
+    every: int
+    iterations: int | None
+    chunks: tf.Tensor
+
+    def note(self, loop: tf.Operation) -> None:
+        """Remembers it for the loop."""
+        setattr(loop, _SPLIT, self)
+
+
+def split_of(loop: tf.Operation | None) -> Split | None:
+    """How a loop was split, None if it is as it was."""
+    return getattr(loop, _SPLIT, None)
 
 
 def iterations(loop: tf.Operation | None) -> int | None:
@@ -19,6 +48,9 @@ def iterations(loop: tf.Operation | None) -> int | None:
     """
     if loop is None:
         return None
+    split = split_of(loop)
+    if split is not None:
+        return split.iterations and -(-split.iterations // split.every)
     most = tf.get_static_value(loop.inputs[1])
     if most is not None and most >= 0:
         return max(int(most), 1)

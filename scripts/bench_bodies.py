@@ -4,12 +4,14 @@
 Each case is one training step: a model, its gradients, by stock and by the library.
 
   lstm      `tf.while_loop`, 100 steps of an LSTM cell, batch 512 x 256 units
-  long      the same over 400 steps, with `tf.while_loop` and with `while_loop` of the
-            library (rows "while_loop"), whose peak is compared with that of stock
+  long      the same over 400 steps, also with its state held for few of them (rows
+            "every sqrt")
   longer    the same over 1600 steps, without stock, whose peak grows with the steps
   branches  8 `tf.cond`s of two branches with 3 dense layers each
   blocks    24 dense layers, each a `tf.function`; and the same inlined
   keras     two layers LSTM(256) over 100 steps, batch 512, with `train_on_batch`
+  keras400  one layer LSTM(256) over 400 steps, batch 512, also with its state held for
+            few of them
 
   peak      allocator peak of the step over rest, in MB, and of stock's
   seconds   of one step; other processes count, too
@@ -33,7 +35,7 @@ from typing import Any
 
 from arguments import command_line, refuse_unknown
 
-CASES = ("lstm", "long", "longer", "branches", "blocks", "keras")
+CASES = ("lstm", "long", "longer", "branches", "blocks", "keras", "keras400")
 
 Model = Callable[[Any], Any]
 Row = dict[str, Any]
@@ -80,7 +82,7 @@ def _weights(count: int, *shape: int) -> list[Any]:
     ]
 
 
-def _lstm(steps: int, loop: Any) -> tuple[Model, list[Any], Any]:
+def _lstm(steps: int) -> tuple[Model, list[Any], Any]:
     import tensorflow as tf
 
     kernel, recurrent = weights = _weights(2, 256, 1024)
@@ -92,7 +94,7 @@ def _lstm(steps: int, loop: Any) -> tuple[Model, list[Any], Any]:
             return i + 1, tf.sigmoid(o) * tf.tanh(c), c
 
         zeros = tf.zeros([512, 256])
-        h = loop(
+        h = tf.while_loop(
             lambda i, *_: i < steps,
             cell,
             [0, zeros, zeros],
@@ -172,10 +174,12 @@ def _compared(case: str, ways: list[tuple[str, Any, str]], jit: bool) -> Iterato
         model, weights, x = made
 
         @tf.function(jit_compile=jit, autograph=False)
-        def step(x: Any, model=model, weights=weights, mode=mode) -> Any:
+        def step(x: Any, model=model, weights=weights, mode=mode, name=name) -> Any:
             is_stock = mode == "stock"
             tape = tf.GradientTape if is_stock else msg.GradientTape
-            with tape() if is_stock else tape(checkpoints=mode) as recording:
+            every = "sqrt" if name.startswith("every") else None
+            keywords = {} if is_stock else {"checkpoints": mode, "every": every}
+            with tape(**keywords) as recording:
                 loss = model(x)
             zeros = tf.UnconnectedGradients.ZERO
             return recording.gradient(loss, weights, unconnected_gradients=zeros)
@@ -213,14 +217,10 @@ def _modes(make: Callable[[], Any]) -> list[tuple[str, Any, str]]:
 
 
 def _long(steps: int, jit: bool) -> Iterator[Row]:
-    import tensorflow as tf
-
-    import memory_saving_gradients as msg
-
     ways = [
-        ("stock", _lstm(steps, tf.while_loop), "stock"),
-        ("memory", _lstm(steps, tf.while_loop), "memory"),
-        ("while_loop, memory", _lstm(steps, msg.while_loop), "memory"),
+        ("stock", _lstm(steps), "stock"),
+        ("memory", _lstm(steps), "memory"),
+        ("every sqrt, memory", _lstm(steps), "memory"),
     ]
     case = f"lstm, {steps} steps"
     yield from _compared(case, ways[2:] if steps > 1000 else ways, jit)
@@ -234,36 +234,53 @@ def _all_blocks(jit: bool) -> Iterator[Row]:
 
 
 def _lstm_rows(jit: bool) -> Iterator[Row]:
-    import tensorflow as tf
-
-    yield from _compared("lstm", _modes(lambda: _lstm(100, tf.while_loop)), jit)
+    yield from _compared("lstm", _modes(lambda: _lstm(100)), jit)
 
 
 def _keras(jit: bool) -> Iterator[Row]:
+    ways = [(mode, mode, None) for mode in ("stock", "memory", "speed")]
+    return _layers_of_keras("keras", 100, 2, ways, jit)
+
+
+def _keras400(jit: bool) -> Iterator[Row]:
+    ways = [
+        ("stock", "stock", None),
+        ("memory", "memory", None),
+        ("every sqrt, memory", "memory", "sqrt"),
+        ("20%", "20%", None),
+    ]
+    return _layers_of_keras("keras400", 400, 1, ways, jit)
+
+
+def _layers_of_keras(
+    case: str, steps: int, count: int, ways: list[tuple[str, str, Any]], jit: bool
+) -> Iterator[Row]:
     import keras
     import numpy as np
 
     import memory_saving_gradients as msg
 
-    x = np.random.default_rng(0).standard_normal((512, 100, 256)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((512, steps, 256)).astype(np.float32)
     y = np.zeros((512, 1), np.float32)
     stock = 0.0
-    for mode in ("stock", "memory", "speed"):
+    for way, mode, every in ways:
         keras.utils.set_random_seed(0)
         model = keras.Sequential(
             [
-                keras.Input((100, 256)),
-                keras.layers.LSTM(256, return_sequences=True),
-                keras.layers.LSTM(256),
+                keras.Input((steps, 256)),
+                *(
+                    keras.layers.LSTM(256, return_sequences=n < count - 1)
+                    for n in range(count)
+                ),
                 keras.layers.Dense(1),
             ]
         )
         model.compile("sgd", "mse", jit_compile=jit)
         if mode != "stock":
-            msg.memory_saving(model, mode)
+            msg.memory_saving(model, mode, every=every)
         peak, seconds = _peak(lambda model=model: model.train_on_batch(x, y))
         stock = stock or peak
-        yield _row("keras", mode, peak, stock, seconds)
+        yield _row(case, way, peak, stock, seconds)
 
 
 RUNNERS: dict[str, Callable[[bool], Iterator[Row]]] = {
@@ -273,6 +290,7 @@ RUNNERS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "branches": lambda jit: _compared("branches", _modes(_branches), jit),
     "blocks": _all_blocks,
     "keras": _keras,
+    "keras400": _keras400,
 }
 
 if __name__ == "__main__":

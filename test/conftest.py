@@ -38,6 +38,7 @@ SLOW_FILES = frozenset(
         "test_gpt3_layer.py",
         "test_looking_scripts.py",
         "test_recurrent.py",
+        "test_recurrent_split.py",
         "test_second_order.py",
     )
 )

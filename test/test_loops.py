@@ -39,7 +39,7 @@ def gradients(
 
 
 @pytest.mark.parametrize("keywords", [{}, {"maximum_iterations": 10}])
-@pytest.mark.parametrize("every", [None, 1, 3, 10, 50])
+@pytest.mark.parametrize("every", ["sqrt", 1, 3, 10, 50])
 def test_is_what_the_loop_of_tensorflow_is(every: Any, keywords: Any) -> None:
     stock = gradients(tf.while_loop, "stock", **keywords)
     new = gradients(msg.while_loop, "memory", every=every, **keywords)
@@ -49,11 +49,11 @@ def test_is_what_the_loop_of_tensorflow_is(every: Any, keywords: Any) -> None:
 
 
 @pytest.mark.parametrize("checkpoints", ["memory", "speed"])
-def test_same_bits_as_stocks_gradient_of_it(checkpoints: str) -> None:
-    stock = gradients(msg.while_loop, "stock", maximum_iterations=10)
-    assert_same_bits(
-        stock, gradients(msg.while_loop, checkpoints, maximum_iterations=10)
-    )
+def test_it_is_the_loop_of_tensorflow_to_stock(checkpoints: str) -> None:
+    stock = gradients(tf.while_loop, "stock", maximum_iterations=10)
+    assert_same_bits(stock, gradients(msg.while_loop, "stock", maximum_iterations=10))
+    new = gradients(msg.while_loop, checkpoints, maximum_iterations=10)
+    assert_close(stock, stock, new)
 
 
 @pytest.mark.parametrize(("steps", "most"), [(0, 10), (1, 10), (10, 7), (10, 0)])
@@ -196,9 +196,9 @@ def test_every_is_a_positive_int() -> None:
     def loop(every: Any) -> None:
         msg.while_loop(lambda i: i < 5, lambda i: i + 1, [0], every=every)
 
-    with pytest.raises(TypeError, match=r"`every` must be an int, but got 2\.5"):
+    with pytest.raises(TypeError, match=r"`every` must be a number .* but got 2\.5"):
         loop(2.5)
-    with pytest.raises(TypeError, match="`every` must be an int, but got True"):
+    with pytest.raises(TypeError, match="but got True"):
         loop(True)
     with pytest.raises(ValueError, match="`every` must be at least 1, but got 0"):
         loop(0)

@@ -17,7 +17,7 @@ from memory_saving_gradients import (
     UnsupportedTensorFlowError,
     tf_internals,
     tf_internals_bodies,
-    tf_internals_reads,
+    tf_internals_loops,
     tf_internals_scratch,
 )
 from memory_saving_gradients.tf_required import (
@@ -27,12 +27,7 @@ from memory_saving_gradients.tf_required import (
     require_tensorflow,
 )
 
-FILES = (
-    tf_internals,
-    tf_internals_bodies,
-    tf_internals_reads,
-    tf_internals_scratch,
-)
+FILES = (tf_internals, tf_internals_bodies, tf_internals_loops, tf_internals_scratch)
 SOURCE = "\n".join(Path(module.__file__).read_text() for module in FILES)
 BOUND = [
     tuple(argument.value for argument in node.args)
@@ -74,7 +69,10 @@ def test_private_attributes_of_ops_and_graphs_are_bound():
         and ast.unparse(node.value) != "self"
     }
     assert used - {"__version__"} <= bound | {
-        # Every op has these three, some only as attributes of the object.
+        # Every op has these, some only as attributes of the object; graphs the first.
+        "_add_control_dependencies",
+        "_body_graph",
+        "_cond_graph",
         "_input_types",
         "_gradient_function",
         "_get_control_flow_context",
@@ -84,6 +82,7 @@ def test_private_attributes_of_ops_and_graphs_are_bound():
 def test_attributes_that_only_objects_have():
     with tf.Graph().as_default():
         op = tf.identity(1.0).op
+    assert op.graph._add_control_dependencies is False
     assert op._input_types == [tf.float32]
     assert op._gradient_function is None
     assert op._get_control_flow_context() is None
