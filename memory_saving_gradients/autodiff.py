@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients import fences, replicas, selection, tf_internals
-from memory_saving_gradients.checkpoints import Checkpoints, Collection, parse
+from memory_saving_gradients.checkpoints import Auto, Checkpoints, Collection, parse
 from memory_saving_gradients.errors import speaking_for
 from memory_saving_gradients.every import Every, parse_every
 from memory_saving_gradients.inside_plan import InsidePlan
@@ -32,7 +32,6 @@ from memory_saving_gradients.tf_write import Rewiring
 from memory_saving_gradients.verify import require_assertions
 
 __all__ = [
-    "UNKNOWN_DIM",
     "Outcome",
     "Setting",
     "as_autodiff_made_it",
@@ -40,9 +39,6 @@ __all__ = [
     "parse_setting",
     "save_memory",
 ]
-
-UNKNOWN_DIM = 64
-"""What an unknown dimension is taken to be while planning, unless the caller says."""
 
 # The attribute of a graph that lists what earlier calls redirected in it: a later call
 # that differentiates through a gradient must find the edges as autodiff made them. (Not
@@ -72,7 +68,8 @@ class Setting:
 
     Attributes:
         checkpoints: What to keep, or how to find out once the graph is there.
-        unknown_dim: What an unknown dimension is taken to be while planning.
+        unknown_dim: What an unknown dimension is taken to be while planning; None if
+            the user did not say.
         verify: Whether recomputed tensors are compared at run time.
         cost: Measured seconds of ops; None for those of the model.
         every: After how many iterations loops hold their state; None if it is not said.
@@ -84,7 +81,7 @@ class Setting:
     """
 
     checkpoints: Checkpoints | Callable[[tf.Graph], Checkpoints]
-    unknown_dim: int = UNKNOWN_DIM
+    unknown_dim: int | None = None
     verify: bool = False
     cost: Measured | None = None
     every: Every | None = None
@@ -134,10 +131,11 @@ def parse_setting(
     try:
         if isinstance(unknown_dim, bool | np.bool_):
             raise TypeError
-        unknown_dim = operator.index(unknown_dim)
+        if unknown_dim is not None:
+            unknown_dim = operator.index(unknown_dim)
     except TypeError:
         raise TypeError(f"{start} an int, but got {unknown_dim!r}.") from None
-    if unknown_dim < 1:
+    if unknown_dim is not None and unknown_dim < 1:
         raise ValueError(
             f"{start} at least 1, but got {unknown_dim}. Give the batch size that will "
             "come."
@@ -202,7 +200,10 @@ def save_memory(
         )
         if checkpoints is None:
             assert setting.studied is not None
-            setting.studied(examine(built, setting.unknown_dim, setting.cost))
+            automatic = isinstance(setting.checkpoints, Auto)
+            setting.studied(
+                examine(built, setting.unknown_dim, setting.cost, automatic=automatic)
+            )
             return Outcome(stock, None, None)
         gradients, rewiring, plan = rewire(
             built,

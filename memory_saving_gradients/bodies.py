@@ -48,6 +48,7 @@ from memory_saving_gradients.split import (
     split_loop,
 )
 from memory_saving_gradients.stored import ASSUMED_ITERATIONS, bytes_of
+from memory_saving_gradients.study import UNKNOWN_DIM
 from memory_saving_gradients.trip_counts import iterations, split_of
 
 __all__ = [
@@ -87,6 +88,11 @@ class Within:
     _sizes: dict[int, int] = field(default_factory=dict)
     _bodies: list[tf.Graph] = field(default_factory=list)  # keeps ids of `_sizes` valid
     _whole: dict[int, tuple[tf.Graph, str]] = field(default_factory=dict)
+
+    @property
+    def unknown_dim(self) -> int:
+        """What an unknown dimension is taken to be."""
+        return (self.setting and self.setting.unknown_dim) or UNKNOWN_DIM
 
     def checkpoints(self, body: tf.Graph) -> Checkpoints:
         """What to keep in a body."""
@@ -136,7 +142,7 @@ class Within:
         factor = self._loops[-1][0] if self._loops else 1
         wish = Inside(
             self.checkpoints(body),
-            self.setting.unknown_dim,
+            self.unknown_dim,
             times=factor * self._alike(body),
             runs=factor,
             stock_runs=factor,
@@ -177,7 +183,7 @@ class Within:
 
     def _bytes(self, graph: tf.Graph) -> int:
         """Bytes of all that one run of a graph computes, bodies included."""
-        unknown_dim = self.setting.unknown_dim if self.setting else 1
+        unknown_dim = self.unknown_dim
         if id(graph) not in self._sizes:
             self._sizes[id(graph)] = 0  # against recursion
             self._bodies.append(graph)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from memory_saving_gradients.autodiff import UNKNOWN_DIM
 from memory_saving_gradients.dry_run import Subject
 from memory_saving_gradients.errors import BudgetError
 from memory_saving_gradients.planners import Problem
@@ -99,7 +98,7 @@ def compare(
     *input_specs: Any,
     budgets: Iterable[Any] = ("70%", "50%", "30%"),
     batch_size: int | None = None,
-    unknown_dim: int = UNKNOWN_DIM,
+    unknown_dim: int | None = None,
     cost: Any = None,
 ) -> Comparison:
     """Sets the strategies side by side on a model, without training or running it.

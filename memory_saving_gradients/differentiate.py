@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from memory_saving_gradients import doors, tf_internals
 from memory_saving_gradients.autodiff import (
-    UNKNOWN_DIM,
     as_autodiff_made_it,
     as_list,
     parse_setting,
@@ -44,7 +43,7 @@ def gradients(
     stop_gradients: Any = None,
     unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     *,
-    unknown_dim: int = UNKNOWN_DIM,
+    unknown_dim: int | None = None,
     cost: Any = None,
     verify: bool = False,
     every: int | str | None = None,
@@ -80,8 +79,9 @@ def gradients(
         stop_gradients: As in `tf.gradients`.
         unconnected_gradients: As in `tf.gradients`.
         unknown_dim: What a dimension that is not known statically (a batch size) is
-            taken to be while planning, at least 1. The gradients are right for every
-            size.
+            taken to be while planning, at least 1. None means 64, and 1024 for
+            `"memory"` and `"speed"` where gradients of weights would otherwise be much
+            of the peak. The gradients are right for every size.
         cost: Measured seconds, so that plans are made for your hardware: a dict of op
             names to seconds of one run, or the path of a JSON file of that form, as
             `python -m mem_util TRACE --costs FILE` writes it. A name also matches with

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients import doors, keras_models
-from memory_saving_gradients.autodiff import UNKNOWN_DIM, Setting, parse_setting
+from memory_saving_gradients.autodiff import Setting, parse_setting
 from memory_saving_gradients.checkpoints import Checkpoints
 from memory_saving_gradients.errors import MemorySavingGradientsError
 from memory_saving_gradients.input_specs import filled, has_open_batch, specs_of_model
@@ -37,7 +37,7 @@ def plan(
     *input_specs: Any,
     checkpoints: Any = "memory",
     batch_size: int | None = None,
-    unknown_dim: int = UNKNOWN_DIM,
+    unknown_dim: int | None = None,
     cost: Any = None,
 ) -> Plan:
     """The plan that training would get, made without training.
@@ -106,13 +106,18 @@ class Subject:
 
     what: Any
     specs: tuple[Any, ...]
-    unknown_dim: int
+    unknown_dim: int | None
     cost: Measured | None
     where: str
 
     @classmethod
     def of(
-        cls, what: Any, specs: Sequence[Any], unknown_dim: int, cost: Any, where: str
+        cls,
+        what: Any,
+        specs: Sequence[Any],
+        unknown_dim: int | None,
+        cost: Any,
+        where: str,
     ) -> Subject:
         """Checks what was given.
 

@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from memory_saving_gradients import doors, keras_models, selection
 from memory_saving_gradients.autodiff import (
-    UNKNOWN_DIM,
     Setting,
     parse_setting,
 )
@@ -61,7 +60,7 @@ class _Wish:
 
     checkpoints: Any
     paths: list[str]
-    unknown_dim: int
+    unknown_dim: int | None
     cost: Measured | None
     every: int | str | None = None
     methods: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +75,7 @@ def memory_saving(
     model: Any,
     checkpoints: Any = "memory",
     *,
-    unknown_dim: int = UNKNOWN_DIM,
+    unknown_dim: int | None = None,
     cost: Any = None,
     every: int | str | None = None,
 ) -> Any:
@@ -102,7 +101,8 @@ def memory_saving(
             ("encoder/dense"), a pattern (`re.compile`) that is searched for in paths,
             or a list of these. None puts everything back.
         unknown_dim: What a dimension that is not known statically is taken to be while
-            planning, at least 1: in `fit` that is the size of a batch.
+            planning, at least 1: in `fit` that is the size of a batch. None means what
+            `fit` is told, and where it is not told what `gradients` does.
         cost: Measured seconds of ops, as in `gradients`.
         every: After how many steps recurrent layers hold their state, as in
             `gradients`.
@@ -167,7 +167,7 @@ def _layer_class(package: str) -> Any:
 
 
 def asked_for(
-    model: Any, checkpoints: Any, unknown_dim: int, cost: Any, where: str
+    model: Any, checkpoints: Any, unknown_dim: int | None, cost: Any, where: str
 ) -> tuple[Setting, AbstractContextManager[Any]]:
     """What `checkpoints` means for a model, and where its step has to be traced."""
     package = _package(model)
@@ -198,7 +198,7 @@ def _kept_by(model: Any, wish: _Wish, package: str) -> tuple[Any, Outputs | None
 def _wish(
     model: Any,
     checkpoints: Any,
-    unknown_dim: int,
+    unknown_dim: int | None,
     cost: Any,
     package: str,
     where: str = "memory_saving",
@@ -254,7 +254,9 @@ def _apply(model: Any, wish: _Wish, package: str) -> None:
                     f"no graph to rewrite: nothing is saved. {advice}",
                     stacklevel=2,
                 )
-        with doors.use(setting), outputs.noted() if outputs else nullcontext():
+        known = wish.unknown_dim or line.batch_size
+        holding = replace(setting, unknown_dim=known)
+        with doors.use(holding), outputs.noted() if outputs else nullcontext():
             return train_step(*args, **kwargs)
 
     @functools.wraps(make)

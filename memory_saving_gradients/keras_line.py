@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients.autodiff import Outcome
+from memory_saving_gradients.keras_batch import batch_size_of
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.wording import sizes_like
 
@@ -28,6 +29,9 @@ class Line:
 
     Args:
         model: The model, whose train function is replaced while it is watched.
+
+    Attributes:
+        batch_size: That of the `fit` that runs, as far as it is known.
     """
 
     def __init__(self, model: Any) -> None:
@@ -35,6 +39,7 @@ class Line:
         self._plans: list[Plan] = []
         self._first: list[str] | None = None  # what the first step took
         self._silent = False
+        self.batch_size: int | None = None
 
     def note(self, outcome: Outcome) -> None:
         """Notes what was planned for a gradient of the train function."""
@@ -85,6 +90,7 @@ class Line:
         @functools.wraps(fit)
         def saying_fit(*args: Any, **kwargs: Any) -> Any:
             outer, self._silent = self._silent, _is_silent(fit, args, kwargs)
+            self.batch_size = batch_size_of(fit, args, kwargs)
             try:
                 result = fit(*args, **kwargs)
                 if self._first is not None:
@@ -93,7 +99,7 @@ class Line:
                     )
                 return result
             finally:
-                self._silent = outer
+                self._silent, self.batch_size = outer, None
 
         return saying_fit
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients.autodiff import UNKNOWN_DIM
 from memory_saving_gradients.budgeted import allowance
 from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints
 from memory_saving_gradients.dry_run import Subject
@@ -102,7 +101,7 @@ def max_batch_size(
     fn_or_model: Any,
     budget: Any,
     *input_specs: Any,
-    unknown_dim: int = UNKNOWN_DIM,
+    unknown_dim: int | None = None,
     cost: Any = None,
 ) -> FittingBatches:
     """The largest batches that fit into a budget, without training or running anything.
@@ -123,7 +122,8 @@ def max_batch_size(
             are taken as they are for every size: what counts is how ops compare.
 
     Returns:
-        The largest batch of stock, of `"memory"` and of the budget as `checkpoints=`.
+        The largest batch of stock, of `"memory"` and of the budget as `checkpoints=`,
+        each op recomputed at most once: a little more may fit if some are more often.
 
     Raises:
         CheckpointError: `budget` is none.

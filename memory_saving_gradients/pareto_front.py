@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from memory_saving_gradients import doors, tf_internals
 from memory_saving_gradients.autodiff import (
-    UNKNOWN_DIM,
     as_autodiff_made_it,
     as_list,
     parse_setting,
@@ -104,7 +103,7 @@ class Pareto:
 
 @tf.autograph.experimental.do_not_convert
 def pareto(
-    ys: Any, xs: Any, *, unknown_dim: int = UNKNOWN_DIM, cost: Any = None
+    ys: Any, xs: Any, *, unknown_dim: int | None = None, cost: Any = None
 ) -> Pareto:
     """Peak memory against extra time of a gradient, over all budgets.
 
@@ -119,7 +118,7 @@ def pareto(
         ys: A tensor or a list of tensors to differentiate.
         xs: A tensor, variable (TensorFlow 1, 2 or Keras 3) or a list of such.
         unknown_dim: What a dimension that is not known statically (a batch size) is
-            taken to be while planning, at least 1.
+            taken to be while planning, at least 1; None means as in `gradients`.
         cost: Measured seconds of ops, as in `gradients`.
 
     Returns:

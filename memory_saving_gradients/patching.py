@@ -23,7 +23,7 @@ from memory_saving_gradients import (
     selection,
     tf_internals,
 )
-from memory_saving_gradients.autodiff import UNKNOWN_DIM, Setting, parse_setting
+from memory_saving_gradients.autodiff import Setting, parse_setting
 from memory_saving_gradients.checkpoints import Auto, Budget, Keep, SavedPlan
 from memory_saving_gradients.errors import CheckpointError, shortened
 from memory_saving_gradients.wording import counted
@@ -50,7 +50,7 @@ _door = doors.Door()
 def enable(
     checkpoints: Any = "memory",
     *,
-    unknown_dim: int = UNKNOWN_DIM,
+    unknown_dim: int | None = None,
     cost: Any = None,
     every: int | str | None = None,
 ) -> None:
@@ -72,7 +72,7 @@ def enable(
             empty collection, a name that it has not), its gradients stay stock, and a
             warning says so once: libraries take gradients that you do not see.
         unknown_dim: What a dimension that is not known statically (a batch size) is
-            taken to be while planning, at least 1.
+            taken to be while planning, as in `gradients`.
         cost: Measured seconds of ops, as in `gradients`.
         every: After how many iterations loops hold their state, as in `gradients`.
 
@@ -104,7 +104,7 @@ def disable() -> None:
 def enabled(
     checkpoints: Any = "memory",
     *,
-    unknown_dim: int = UNKNOWN_DIM,
+    unknown_dim: int | None = None,
     cost: Any = None,
     every: int | str | None = None,
 ) -> Iterator[None]:
@@ -139,7 +139,7 @@ def enabled(
 
 
 def _parsed(
-    where: str, checkpoints: Any, unknown_dim: int, cost: Any, every: Any
+    where: str, checkpoints: Any, unknown_dim: int | None, cost: Any, every: Any
 ) -> Setting:
     setting = parse_setting(checkpoints, unknown_dim, cost, every=every, where=where)
     if isinstance(setting.checkpoints, Keep) and not setting.checkpoints.tensors:

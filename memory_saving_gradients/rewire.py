@@ -80,7 +80,7 @@ def rewire(
     built: StockGradient,
     checkpoints: Checkpoints,
     *,
-    unknown_dim: int,
+    unknown_dim: int | None,
     cost: Measured | None,
     verify: bool,
 ) -> tuple[list[Any], Rewiring | None, Plan]:
@@ -89,7 +89,7 @@ def rewire(
     Args:
         built: The stock gradient.
         checkpoints: What to keep; a collection has been looked up already.
-        unknown_dim: What an unknown dimension is taken to be.
+        unknown_dim: What an unknown dimension is taken to be; None if nobody said.
         cost: Measured seconds of ops; None for those of the model.
         verify: Whether the gradients shall depend on an assertion that every
             recomputed tensor is what it was the first time.
@@ -100,7 +100,10 @@ def rewire(
     """
     started = time.perf_counter()
     graph = built.graph
-    study = examine(built, unknown_dim, cost)
+    if unknown_dim is None and isinstance(checkpoints, SavedPlan):
+        unknown_dim = checkpoints.unknown_dim
+    automatic = isinstance(checkpoints, Auto)
+    study = examine(built, unknown_dim, cost, automatic=automatic)
     decision = _decide(checkpoints, study)
     gradients, rewiring = list(built.gradients), None
     if not decision.reason:

@@ -24,7 +24,16 @@ from memory_saving_gradients.planners.settled import casts_of_what_rests, masks_
 from memory_saving_gradients.tf_read import Reading, read
 from memory_saving_gradients.working import peak_at_rest, with_working_memory
 
-__all__ = ["StockGradient", "Study", "examine"]
+__all__ = ["UNKNOWN_DIM", "StockGradient", "Study", "examine"]
+
+UNKNOWN_DIM = 64
+"""What an unknown dimension is taken to be while planning, unless the caller says."""
+
+_MANY = 16
+"""How much more it is taken to be where gradients would dominate."""
+
+_MUCH = 16
+"""Gradients dominate from this part of the peak on."""
 
 
 @dataclass(frozen=True)
@@ -94,21 +103,45 @@ class Study:
         return max(sum(body.spared_bytes for body in self.bodies) - own, 0)
 
     @property
+    def is_full_of_gradients(self) -> bool:
+        """Whether gradients of known sizes are much of a peak that rests on a guess."""
+        graph = self.reading.graph
+        if not graph.assumed:
+            return False
+        ends = self.problem.buffers.endless.difference(graph.assumed)
+        known = sum(self.problem.buffers.size[t] for t in ends)
+        return _MUCH * known > self.problem.stock_peak_bytes
+
+    @property
     def stock_peak_bytes(self) -> int:
         """Stock's peak, of bodies that hold what stock holds."""
         return self.problem.stock_peak_bytes + self.spared_bytes
 
 
 def examine(
-    built: StockGradient, unknown_dim: int, cost: Measured | None = None
+    built: StockGradient,
+    unknown_dim: int | None,
+    cost: Measured | None = None,
+    *,
+    automatic: bool = False,
 ) -> Study:
     """Reads a gradient and states the problem.
 
     Args:
         built: The stock gradient.
-        unknown_dim: What an unknown dimension is taken to be.
+        unknown_dim: What an unknown dimension is taken to be; None for `UNKNOWN_DIM`.
         cost: Measured seconds of ops; None for those of the model.
+        automatic: Whether `UNKNOWN_DIM` may be taken for too little. Where with it
+            gradients, whose sizes are known, are much of the peak, a plan would be
+            made for them, and be a bad one for every batch that fills a memory.
     """
+    study = _examined(built, unknown_dim or UNKNOWN_DIM, cost)
+    if unknown_dim is None and automatic and study.is_full_of_gradients:
+        study = _examined(built, _MANY * UNKNOWN_DIM, cost)
+    return study
+
+
+def _examined(built: StockGradient, unknown_dim: int, cost: Measured | None) -> Study:
     started = time.perf_counter()
     seeds = built.tensor_seeds
     results = tf.nest.flatten(list(built.gradients), expand_composites=True)

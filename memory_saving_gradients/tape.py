@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from memory_saving_gradients import doors, tf_internals
 from memory_saving_gradients.autodiff import (
-    UNKNOWN_DIM,
     Outcome,
     Setting,
     parse_setting,
@@ -45,7 +44,7 @@ class GradientTape(tf_internals.StockTape):
         watch_accessed_variables: As in `tf.GradientTape`.
         checkpoints: What to keep, as in `memory_saving_gradients.gradients`.
         unknown_dim: What a dimension that is not known statically (a batch size) is
-            taken to be while planning, at least 1.
+            taken to be while planning, as in `gradients`.
         cost: Measured seconds of ops, as in `memory_saving_gradients.gradients`.
         verify: Whether to compare, at run time, each recomputed tensor with the
             original and fail if a bit differs. Costs all the memory that was saved.
@@ -75,7 +74,7 @@ class GradientTape(tf_internals.StockTape):
         watch_accessed_variables: bool = True,
         checkpoints: Any = "memory",
         *,
-        unknown_dim: int = UNKNOWN_DIM,
+        unknown_dim: int | None = None,
         cost: Any = None,
         verify: bool = False,
         every: int | str | None = None,

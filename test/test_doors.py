@@ -398,7 +398,7 @@ def mirrored_peak() -> None:
 @pytest.mark.slow
 def test_the_peak_falls_under_synchronised_batch_norm() -> None:
     running = python("import test_doors; test_doors.mirrored_peak()")
-    _, errors = running.communicate(timeout=120)
+    _, errors = running.communicate(timeout=300)
     assert running.returncode == 0, errors
 
 
@@ -406,6 +406,6 @@ def test_the_peak_falls_under_synchronised_batch_norm() -> None:
 @pytest.mark.parametrize("synchronised", [False, True])
 def test_replicas_of_a_mirrored_strategy(synchronised: bool) -> None:
     running = python(f"import test_doors; test_doors.mirrored({synchronised})")
-    told, errors = running.communicate(timeout=120)
+    told, errors = running.communicate(timeout=300)
     assert running.returncode == 0, errors
     assert told == "{'tf.GradientTape': 2} {}\n"

@@ -249,7 +249,7 @@ model.fit(np.ones([4, 8]), np.ones([4, 8]), verbose=0)
         "        return x + self.inner[1](self.inner[0](x))\n"
     )
     running = python(code, tmp_path / "model.keras", ".", build.__name__, block)
-    _, errors = running.communicate(timeout=120)
+    _, errors = running.communicate(timeout=300)
     assert running.returncode == 0, errors
     before = rewired()
     loaded = keras.models.load_model(tmp_path / "model.keras")

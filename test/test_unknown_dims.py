@@ -93,3 +93,39 @@ def test_with_all_sizes_known_nothing_is_assumed() -> None:
         x = tf.constant(fixed(4, 8))
         msg.gradients(tf.tanh(tf.exp(tf.sin(x))), x, checkpoints="memory")
         assert "taken to be" not in msg.last_plan().summary()
+
+
+@pytest.mark.parametrize("checkpoints", ["memory", "speed"])
+def test_small_batches_are_not_assumed_where_gradients_dominate(
+    checkpoints: str,
+) -> None:
+    def planned(rows: int | None, **keywords: Any) -> msg.Plan:
+        with tf.Graph().as_default():
+            y = v1.placeholder(tf.float32, [rows, 64])
+            weights = [tf.constant(fixed(64, 64, seed=n)) for n in range(8)]
+            for w in weights:
+                y = tf.nn.gelu(y @ w)
+            loss = tf.reduce_sum(y)
+            msg.gradients(loss, weights, checkpoints=checkpoints, **keywords)
+            return msg.last_plan()
+
+    open_plan, known = planned(None), planned(1024)
+    assert open_plan.predicted_peak_bytes == known.predicted_peak_bytes
+    assert "taken to be 1024" in open_plan.summary()
+    # What is said counts.
+    assert planned(None, unknown_dim=64).reading.unknown_dim == 64
+
+
+def test_a_saved_plan_brings_its_assumption_along() -> None:
+    def planned(checkpoints: Any) -> msg.Plan:
+        with tf.Graph().as_default():
+            y = v1.placeholder(tf.float32, [None, 64])
+            weights = [tf.constant(fixed(64, 64, seed=n)) for n in range(8)]
+            for w in weights:
+                y = tf.nn.gelu(y @ w)
+            msg.gradients(tf.reduce_sum(y), weights, checkpoints=checkpoints)
+            return msg.last_plan()
+
+    plan = planned("memory")
+    again = planned(msg.Plan.from_json(plan.to_json()))
+    assert again.predicted_peak_bytes == plan.predicted_peak_bytes
