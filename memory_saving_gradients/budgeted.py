@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ from memory_saving_gradients.planners import Problem, plan_budget
 from memory_saving_gradients.planners.again import plan_below_floor
 from memory_saving_gradients.planners.nested import Nested
 from memory_saving_gradients.schedule import make_schedule
-from memory_saving_gradients.simulate import simulate
+from memory_saving_gradients.simulate import Timeline, simulate
 from memory_saving_gradients.sweep import Sweep
 from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.user_code import user_line
@@ -153,23 +153,29 @@ def _too_little(
     op = graph.ops[step.op]
     least, stock = timeline.peak_bytes, problem.stock_peak_bytes
     size = sizes_like(stock)
-    made = [
-        graph.tensors[alive.tensor]
-        for alive in timeline.at_peak
-        if graph.tensors[alive.tensor].op < graph.forward_count
-    ]
-    largest = ""
-    if made:
-        where = user_line(reading.ops[made[0].op])
-        largest = f", where {made[0].name} ({where}) takes {size(made[0].bytes)}"
+    is_plain = budget.above_rest and not budget.is_share
+    left = "" if is_plain else f", which is {size(allowed.bytes)} above rest"
     error: BudgetError = BudgetError(
-        f"No plan keeps to {budget}, which is {size(allowed.bytes)} above rest. "
-        f"The lowest peak that was found is {size(least)} ({least} bytes, "
-        f"{100 * least / stock:.1f} % of stock's {size(stock)}), reached "
-        f"{'while recomputing' if step.copy else 'at'} {op.type} {op.name}{largest}. "
-        "Allow that much, or make those tensors smaller, by a smaller batch, say."
+        f"No plan keeps to {budget}{left}. The lowest peak that was found is "
+        f"{size(least)} ({least} bytes; stock's is {size(stock)}), reached "
+        f"{'while recomputing' if step.copy else 'at'} {op.type} {op.name}"
+        f"{_largest(timeline, reading, size)}. Allow that much, or make what is alive "
+        "then smaller: activations by a smaller batch, gradients by fewer weights."
     )
     return error
+
+
+def _largest(timeline: Timeline, reading: Reading, size: Callable[[int], str]) -> str:
+    """The largest tensor at the peak; "" if none is large."""
+    if not timeline.at_peak:
+        return ""
+    first = reading.graph.tensors[timeline.at_peak[0].tensor]
+    if 20 * first.bytes < timeline.peak_bytes:
+        return ""
+    where = ""
+    if first.op < reading.graph.forward_count:
+        where = f" ({user_line(reading.ops[first.op])})"
+    return f", where {first.name}{where} takes {size(first.bytes)}"
 
 
 def _variable_bytes(reading: Reading) -> int:

@@ -456,10 +456,11 @@ def test_fit_says_once_what_is_saved(
     assert predicted / 2 < measured < stock
 
 
+@pytest.mark.parametrize("unknown_dim", (8, None))
 def test_the_line_says_which_batch_was_assumed(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, unknown_dim: int | None
 ) -> None:
-    model = msg.memory_saving(made(sequential), unknown_dim=8)
+    model = msg.memory_saving(made(sequential), unknown_dim=unknown_dim)
     with caplog.at_level(logging.INFO, keras_line.__name__):
         model.fit(fixed(20, 8), fixed(20, 8), batch_size=8, verbose=0)
     assert "(for batches of 8), measured no peak that" in caplog.text
