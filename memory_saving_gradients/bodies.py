@@ -6,7 +6,7 @@ of that gradient holds. But what a called function hands to its gradient is deci
 it is *called*, if a tape watches that is persistent, nested in another or eager. So a
 setting holds from the tape's `__enter__` on, or from `enable()` on, and TensorFlow,
 which remembers what it made for a function, is made to remember it by setting
-(`pair_of_this_setting`, `tape_pairs_of_this_setting`).
+(`remembered`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -39,7 +38,7 @@ from memory_saving_gradients.checkpoints import (
 from memory_saving_gradients.every import SQRT, marked
 from memory_saving_gradients.inside import Inside, recompute_inside
 from memory_saving_gradients.inside_plan import InsidePlan
-from memory_saving_gradients.long_loops import takes_most_of
+from memory_saving_gradients.long_loops import share_for_bodies, takes_most_of
 from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.split import (
     as_differentiated,
@@ -55,9 +54,7 @@ __all__ = [
     "Within",
     "before_gradient_of_loop",
     "differentiate_body",
-    "is_anything_remembered",
-    "pair_of_this_setting",
-    "tape_pairs_of_this_setting",
+    "innermost",
     "within",
 ]
 
@@ -65,10 +62,6 @@ _log = logging.getLogger(__name__)
 
 _ASSUMED_BODIES = 4
 """How many bodies of a kind are taken to be around if the graph is not there yet."""
-
-# The attribute of a called function that holds its pairs for each setting.
-_PAIRS = "_memory_saving_gradients_pairs"
-_holders: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @dataclass
@@ -88,6 +81,7 @@ class Within:
     _sizes: dict[int, int] = field(default_factory=dict)
     _bodies: list[tf.Graph] = field(default_factory=list)  # keeps ids of `_sizes` valid
     _whole: dict[int, tuple[tf.Graph, str]] = field(default_factory=dict)
+    _shared: float | None = None
 
     @property
     def unknown_dim(self) -> int:
@@ -147,6 +141,7 @@ class Within:
             runs=factor,
             stock_runs=factor,
             cost=self.setting.cost,
+            share=self._share(body),
         )
         if not tf_internals_bodies.is_loop_body(body):
             yield wish
@@ -165,12 +160,22 @@ class Within:
             runs=own if again else factor * own,
             stock_runs=factor * own,
             assumed=known is None,
+            share=None if split_of(loop) or again else wish.share,
         )
         self._loops.append((factor * own, body))
         try:
             yield wish
         finally:
             self._loops.pop()
+
+    def _share(self, body: tf.Graph) -> float | None:
+        """How much of what stock holds bodies may hold, if there is a budget."""
+        budget = self.setting and self.setting.checkpoints
+        if not isinstance(budget, Budget):
+            return None
+        if self._shared is None:
+            self._shared = share_for_bodies(budget, self.graph or body.outer_graph)
+        return self._shared
 
     def _alike(self, body: tf.Graph) -> int:
         around = self._loops[-1][1] if self._loops else self.graph
@@ -220,7 +225,7 @@ def within(what: Within) -> Iterator[Within]:
         _here.within[:] = [other for other in _here.within if other is not what]
 
 
-def _innermost(process_wide: Setting | None) -> Within | None:
+def innermost(process_wide: Setting | None) -> Within | None:
     if _here.within:
         found = _here.within[-1]
         return found if found.setting is not None else None
@@ -243,7 +248,7 @@ def differentiate_body(
         given: The gradients of its results.
         differentiate: The stock call, given these.
     """
-    holding = _innermost(process_wide)
+    holding = innermost(process_wide)
     graph = tf.compat.v1.get_default_graph()
     if (
         holding is None
@@ -271,80 +276,7 @@ def before_gradient_of_loop(
     Returns:
         What to give to stock for these two.
     """
-    holding = _innermost(process_wide)
+    holding = innermost(process_wide)
     if holding is not None:
         holding.split(op.outputs[0].op)
     return as_differentiated(op, given)
-
-
-# -- what TensorFlow remembers ---------------------------------------------------------
-
-
-def _token(holding: Within | None) -> Any:
-    """What tells settings apart. It keeps alive what it tells apart by identity."""
-    wanted: Any
-    if holding is None or holding.setting is None:
-        return None
-    setting = holding.setting
-    wanted = setting.checkpoints
-    if not isinstance(wanted, Auto | Collection):
-        wanted = _Same(wanted)
-    return wanted, setting.unknown_dim, _Same(setting.cost), setting.every
-
-
-@dataclass(frozen=True, eq=False)
-class _Same:
-    """Equal to what holds the very same object."""
-
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
-def is_anything_remembered() -> bool:
-    """Whether a function is alive that remembers what was made under a setting."""
-    return len(_holders) > 0
-
-
-def pair_of_this_setting(
-    process_wide: Setting | None,
-    before: Callable[..., Any],
-    functions: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """The wrapper of the method that looks up, or makes, forward and backward."""
-    _swap(functions, ("_cached_function_pairs",), _token(_innermost(process_wide)))
-    return before(functions, *args, **kwargs)
-
-
-def tape_pairs_of_this_setting(
-    process_wide: Setting | None,
-    before: Callable[..., Any],
-    function: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """The same for functions that are called while a tape watches."""
-    names = ("_first_order_tape_functions", "_higher_order_tape_functions")
-    _swap(function, names, _token(_innermost(process_wide)))
-    return before(function, *args, **kwargs)
-
-
-def _swap(holder: Any, names: Sequence[str], token: Any) -> None:
-    """Puts in place what the holder remembers of this setting."""
-    remembered = vars(holder).get(_PAIRS)
-    if remembered is None:
-        if token is None:
-            return
-        remembered = {None: [getattr(holder, name) for name in names]}
-        setattr(holder, _PAIRS, remembered)
-        _holders.add(holder)
-    for name, value in zip(
-        names, remembered.setdefault(token, [{} for _ in names]), strict=True
-    ):
-        setattr(holder, name, value)

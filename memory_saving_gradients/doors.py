@@ -29,6 +29,7 @@ import tensorflow as tf
 from memory_saving_gradients import (
     bodies,
     counting,
+    remembered,
     tf_internals,
     tf_internals_bodies,
     tf_internals_loops,
@@ -156,7 +157,7 @@ class Door:
                 tf_internals_loops.LOOP_GRADIENTS.unwrap()
                 if not _rewired:
                     tf_internals.GRAPHS.unwrap()
-                if not bodies.is_anything_remembered():
+                if not remembered.is_anything_remembered():
                     tf_internals_bodies.DELAYED_PAIRS.unwrap()
                     tf_internals_bodies.TAPE_PAIRS.unwrap()
 
@@ -270,12 +271,12 @@ def _through_loops(before: Callable[..., Any], op: Any, *given: Any) -> Any:
 
 def _delayed_pairs(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The wrapper of what looks up a called function's forward and backward pass."""
-    return bodies.pair_of_this_setting(_process_wide, before, *args, **kwargs)
+    return remembered.pair_of_this_setting(_process_wide, before, *args, **kwargs)
 
 
 def _tape_pairs(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The same for what is called while a tape watches."""
-    return bodies.tape_pairs_of_this_setting(_process_wide, before, *args, **kwargs)
+    return remembered.tape_pairs_of_this_setting(_process_wide, before, *args, **kwargs)
 
 
 def _setting_for(targets: Sequence[Any]) -> Setting | None:

@@ -37,6 +37,7 @@ from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.planners.settled import casts_of_what_rests
 from memory_saving_gradients.planners.storage import least_held
+from memory_saving_gradients.planners.trade_off import TradeOff
 from memory_saving_gradients.schedule import Schedule, make_schedule, seconds_again
 from memory_saving_gradients.simulate import simulate
 from memory_saving_gradients.tf_capture import Captures
@@ -45,6 +46,10 @@ from memory_saving_gradients.twins import original_of
 from memory_saving_gradients.working import with_working_memory
 
 __all__ = ["Inside", "recompute_inside"]
+
+
+_RUNGS = 8
+"""Different selections that are tried under a budget."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Inside:
         stock_runs: As in `InsidePlan`.
         assumed: As in `InsidePlan`.
         cost: Measured seconds of ops; None for those of the model.
+        share: How much of what stock holds may be held, None for as little as may be.
     """
 
     checkpoints: Checkpoints
@@ -69,6 +75,7 @@ class Inside:
     stock_runs: int = 1
     assumed: bool = False
     cost: Measured | None = None
+    share: float | None = None
 
     @property
     def replays(self) -> bool:
@@ -228,6 +235,8 @@ def _planned(
 ) -> Schedule:
     """The better of the plans that the module's outline speaks of."""
     problem = Problem(buffers, barred=casts_of_what_rests(buffers) | _lists(reading))
+    if wish.share is not None:
+        return _within(wish.share, problem, starts)
     candidates: list[frozenset[int]] = [frozenset()]
     if isinstance(wish.checkpoints, Auto):
         if wish.checkpoints.mode == "speed":
@@ -252,6 +261,20 @@ def _planned(
         peak = simulate(buffers, schedule).peak_bytes
         found.append(((wish.times - 1) * held + peak, order, schedule))
     return min(found, key=lambda entry: entry[:2])[-1]
+
+
+def _within(share: float, problem: Problem, starts: set[int]) -> Schedule:
+    """The least work with which no more than a share of stock's bytes is held."""
+    buffers = problem.buffers
+    stock = sum(buffers.size[t] for t in buffers.residuals)
+    found: list[tuple[float, int, int, Schedule]] = []
+    for kept in (frozenset[int](), *TradeOff(problem).ladder(_RUNGS)):
+        held = sum(buffers.size[t] for t in kept if t not in problem.barred)
+        if held <= share * stock:
+            schedule = make_schedule(buffers, kept, seeds=starts)
+            work = seconds_again(buffers.graph, schedule)
+            found.append((work, held, len(found), schedule))
+    return min(found, key=lambda entry: entry[:3])[-1]
 
 
 def _lists(reading: Reading) -> frozenset[int]:

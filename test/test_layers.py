@@ -54,6 +54,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("autodiff",),
     ("long_loops",),
     ("bodies",),
+    ("remembered",),
     ("doors",),
     ("differentiate", "tape", "loops"),
     ("patching", "keras_layers", "keras_batch"),
