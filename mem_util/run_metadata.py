@@ -101,7 +101,10 @@ def _why_nothing(kinds: Iterable[str]) -> str:
     if not work:
         return "What is only grouped is pruned: fetch tensors"
     if not {*work} - {"Const"}:
-        return "A graph that is fed nothing is folded to a constant: feed a placeholder"
+        return (
+            "A graph that is fed nothing is folded to a constant: feed a placeholder, "
+            "or give the function its tensors as arguments"
+        )
     return (
         f"What ran ({shortened(work)}) passes on what it is given, or XLA compiled "
         "it, whose buffers are unrecorded"

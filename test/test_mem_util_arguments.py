@@ -160,7 +160,7 @@ def test_reasons_of_a_step_without_allocations():
 
 def test_times_that_are_missing_are_no_matter_of_peaks(caplog):
     metadata = gpu_metadata(streams=False)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "mem_util"):
         mem_util.peak_memory(metadata)
         assert not caplog.records
         mem_util.op_seconds(read_run_metadata(metadata))
