@@ -30,7 +30,6 @@ def long_description() -> str:
 TENSORFLOW_RANGE = ">=2.16"
 DEMO = ["scikit-learn>=1.2"]
 OPTIMAL = ["scipy>=1.9"]
-PROGRESS = ["tqdm>=4.64"]
 TEST = [
     "hypothesis>=6.80",
     "networkx>=3.0",
@@ -72,14 +71,14 @@ setup(
         "networkx>=3.0",
         "numpy>=1.23.5",
         "toposort>=1.7",
+        "tqdm>=4.64",
     ],
     extras_require={
         "tensorflow": [f"tensorflow{TENSORFLOW_RANGE}"],
         "tensorflow-cpu": [f"tensorflow-cpu{TENSORFLOW_RANGE}"],
         "optimal": OPTIMAL,
-        "progress": PROGRESS,
         "demo": DEMO,
         "test": TEST,
-        "dev": [*TEST, *PROGRESS, "mypy>=1.10", "ruff>=0.5"],
+        "dev": [*TEST, "mypy>=1.10", "ruff>=0.5"],
     },
 )

@@ -7,10 +7,13 @@ neither TensorFlow nor matplotlib; the functions do, when they are called.
 
 from typing import TYPE_CHECKING, Any
 
+from mem_util import required as _required
 from mem_util.chrome_trace import chrome_trace, write_chrome_trace
 from mem_util.costs import op_seconds, write_costs
 from mem_util.errors import (
     MemUtilError,
+    MissingDeviceError,
+    MissingTensorFlowError,
     NoMemoryDataError,
     NotReplayableError,
     ProfilerError,
@@ -42,6 +45,8 @@ __all__ = [
     "Curve",
     "Measurement",
     "MemUtilError",
+    "MissingDeviceError",
+    "MissingTensorFlowError",
     "NoMemoryDataError",
     "NotReplayableError",
     "PeakBytes",
@@ -76,6 +81,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Imports `PeakMemory` when it is asked for: its base class is TensorFlow's."""
     if name == "PeakMemory":
+        _required.require_tensorflow(name)
         from mem_util.callback import PeakMemory
 
         return PeakMemory

@@ -44,8 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--device",
         metavar="NAME",
-        type=lambda text: f"/{text.lower().lstrip('/')}",
-        help='only this one, as "/gpu:0"',
+        help='only this one, as "/gpu:0"; "gpu" where there is one',
     )
     parser.add_argument(
         "--top", type=_count, default=5, help="tensors to list (default: %(default)s)"
@@ -128,7 +127,9 @@ def _compare(given: argparse.Namespace) -> None:
     """A table of two traces, and both in one picture."""
     labels = _labels(given.compare)
     pair = [read_trace(path) for path in given.compare]
-    names = [given.device] if given.device else _common(*pair)
+    names = _common(*pair)
+    if given.device:
+        names = [pair[0].timeline(given.device).device]
     for letter, label in zip("AB", labels, strict=True):
         print(f"{letter} = {label}")
     print(f"{'device':<10} {'peak A':>10} {'peak B':>10} {'B / A':>7}")

@@ -19,12 +19,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from mem_util.required import require_tensorflow
+
 __all__ = [
     "SMALL_CPU_ALLOCATIONS",
     "Counter",
     "Counters",
     "counted_apart",
     "read_counters",
+    "require_eager",
     "wait_for_devices",
 ]
 
@@ -140,6 +143,28 @@ def _own_devices() -> list[str]:
         if own and spec.device_type in {"CPU", "GPU"}:
             found.append(f"{spec.device_type}:{spec.device_index}")
     return found
+
+
+def require_eager(function: str) -> None:
+    """Checks that something can be run and waited for here.
+
+    Args:
+        function: the public function that needs it, for the message.
+
+    Raises:
+        MissingTensorFlowError: there is no TensorFlow.
+        RuntimeError: a graph is being built.
+    """
+    require_tensorflow(function)
+    import tensorflow as tf
+
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            f"`mem_util.{function}` runs a function and waits for it, but was called "
+            "while a graph is built, where nothing runs. Call it outside of any "
+            "`tf.Graph` and `tf.function`. For a v1 session take `peak_memory` or "
+            "`plot_memory_timeline`."
+        )
 
 
 def wait_for_devices() -> None:

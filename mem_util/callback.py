@@ -31,7 +31,7 @@ class PeakMemory(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     The allocators' counters are read, which costs nothing. On the CPU they see no
     tensor under 256 KiB and put all logical CPUs into one pool. Where an epoch has no
-    peak because of that, its first batch is traced instead: `train_step` is run once
+    peak because of that, its first batch is traced instead: `train_step` is run twice
     more on it as the graph of a v1 session, on copies of all variables, and every
     allocation is recorded. The epoch's `how` says so. Batches of the same shapes are
     traced once.
@@ -42,7 +42,7 @@ class PeakMemory(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     Args:
         replayable: whether a batch may be traced. Python side effects in `train_step`
-            then happen once more.
+            then happen again.
 
     Attributes:
         epochs: a `Measurement` for each epoch so far.

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from mem_util.errors import NoMemoryDataError
 from mem_util.lanes import assign_lanes
+from mem_util.paths import output_path
 from mem_util.trace_data import Trace
 
 __all__ = ["chrome_trace", "write_chrome_trace"]
@@ -93,6 +93,16 @@ def _counter(line: Any, pid: int, origin_ns: int) -> list[dict[str, Any]]:
 
 
 def write_chrome_trace(path: str | PathLike[str], traced: Trace) -> None:
-    """Writes `chrome_trace(traced)` to a ".json" file; the arguments are its own."""
+    """Writes `chrome_trace(traced)` to a ".json" file; the arguments are its own.
+
+    Args:
+        path: of the file.
+        traced: what to write.
+
+    Raises:
+        NoMemoryDataError: there are neither allocations nor runs of ops.
+        TypeError, ValueError, FileNotFoundError: no file can be written there.
+    """
+    file = output_path(path, "mem_util.write_chrome_trace")
     text = json.dumps(chrome_trace(traced), separators=(",", ":"))
-    Path(path).write_text(text, encoding="utf-8")
+    file.write_text(text, encoding="utf-8")

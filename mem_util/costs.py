@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from os import PathLike
-from pathlib import Path
 
+from mem_util.paths import output_path
+from mem_util.run_metadata import CUPTI_ADVICE
 from mem_util.trace_data import Trace
 
 __all__ = ["op_seconds", "write_costs"]
+
+_logger = logging.getLogger(__name__)
 
 
 def op_seconds(traced: Trace) -> dict[str, float]:
@@ -23,6 +27,9 @@ def op_seconds(traced: Trace) -> dict[str, float]:
     Returns:
         Op name to seconds, in the order of first runs.
     """
+    for note in traced.notes:
+        if note.endswith(CUPTI_ADVICE):
+            _logger.warning("%s", note)
     runs: dict[str, list[float]] = {}
     kernels: dict[str, float] = {}
     for span in traced.spans:
@@ -48,7 +55,11 @@ def write_costs(path: str | PathLike[str], traced: Trace) -> None:
     Args:
         path: of the JSON file.
         traced: a trace.
+
+    Raises:
+        TypeError, ValueError, FileNotFoundError: no file can be written there.
     """
+    file = output_path(path, "mem_util.write_costs")
     seconds = {name: s for name, s in op_seconds(traced).items() if s > 0}
     text = json.dumps(seconds, indent=1)
-    Path(path).write_text(text + "\n", encoding="utf-8")
+    file.write_text(text + "\n", encoding="utf-8")

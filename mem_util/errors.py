@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 __all__ = [
     "MemUtilError",
+    "MissingDeviceError",
+    "MissingTensorFlowError",
     "NoMemoryDataError",
     "NotReplayableError",
     "ProfilerError",
@@ -25,6 +27,14 @@ class NoMemoryDataError(MemUtilError, LookupError):
         return str(self.args[0]) if self.args else ""
 
 
+class MissingDeviceError(NoMemoryDataError, KeyError):
+    """A device that was asked for is not there, or allocated nothing."""
+
+
+class MissingTensorFlowError(MemUtilError, ImportError):
+    """There is no TensorFlow to import."""
+
+
 class TraceFileError(MemUtilError, ValueError):
     """A file that is missing, cut short, or of another kind than it should be."""
 
@@ -35,6 +45,11 @@ class ProfilerError(MemUtilError, RuntimeError):
 
 class NotReplayableError(MemUtilError, TypeError):
     """A function that cannot be run once more as the graph of a v1 session."""
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 tensor`, `2 tensors`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def shortened(names: Iterable[str], limit: int = 5) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mem_util.errors import NoMemoryDataError
 from mem_util.lanes import thin_curve
+from mem_util.paths import picture_path
 from mem_util.records import byte_unit, format_bytes
 
 if TYPE_CHECKING:
@@ -61,16 +62,17 @@ def draw_curves(
     title: str = "Live bytes",
     x_label: str = "time (s)",
 ) -> None:
-    """Lays timelines over each other, the peak of each marked, and writes a PNG.
+    """Lays timelines over each other, the peak of each marked, and writes a picture.
 
     Args:
-        path: of the PNG.
+        path: of the picture; the suffix says which kind, a PNG without one.
         curves: `Curve`s, or tuples (label, times, bytes).
         title: what stands above.
         x_label: what the times are, with their unit.
 
     Raises:
         NoMemoryDataError: there is no curve, or one without points.
+        TypeError, ValueError, FileNotFoundError: no picture can be written there.
 
     Example:
         >>> import tempfile
@@ -80,7 +82,8 @@ def draw_curves(
         ...         [("measured", [0.0, 0.1], [5e6, 1e6]), ("predicted", [0], [5e6])],
         ...     )
     """
-    curves_figure(curves, title, x_label).savefig(path, dpi=DPI)
+    file = picture_path(path, "mem_util.draw_curves")
+    curves_figure(curves, title, x_label).savefig(file, dpi=DPI)
 
 
 def curves_figure(

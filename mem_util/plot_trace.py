@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from mem_util.errors import NoMemoryDataError
+from mem_util.errors import NoMemoryDataError, counted
 from mem_util.lanes import assign_lanes, thin_spans
+from mem_util.paths import picture_path
 from mem_util.plot import (
     DPI,
     INK,
@@ -48,17 +49,19 @@ _OTHER_KIND = "other"
 def draw_trace(
     path: str | PathLike[str], traced: Trace, title: str | None = None
 ) -> None:
-    """Writes `trace_figure(traced, title)` to a PNG.
+    """Writes `trace_figure(traced, title)` to a picture.
 
     Args:
-        path: of the PNG.
+        path: of the picture; the suffix says which kind, a PNG without one.
         traced: what to draw.
         title: what stands above; the trace's source by default.
 
     Raises:
         NoMemoryDataError: there are neither timelines nor spans.
+        TypeError, ValueError, FileNotFoundError: no picture can be written there.
     """
-    trace_figure(traced, title).savefig(path, dpi=DPI)
+    file = picture_path(path, "mem_util.draw_trace")
+    trace_figure(traced, title).savefig(file, dpi=DPI)
 
 
 def trace_figure(traced: Trace, title: str | None = None) -> Figure:
@@ -189,7 +192,7 @@ def _draw_alive(axes: Axes, line: Timeline) -> None:
     axes.set_ylim(_MAX_BARS - 0.4, -0.6)
     axes.set_yticks([])
     total = format_bytes(sum(buffer.bytes for buffer in others))
-    rest = f"\nand {len(others)} others, {total}" if others else ""
+    rest = f"\nand {counted(len(others), 'other')}, {total}" if others else ""
     axes.set_xlabel(f"size ({unit}){rest}", fontsize=8)
     axes.tick_params(labelsize=8)
     axes.set_title("largest tensors alive at the peak", fontsize=9, color=INK)

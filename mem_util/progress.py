@@ -1,4 +1,8 @@
-"""Progress bars for what takes longer than a second, where tqdm is installed."""
+"""Progress bars for what takes longer than a second.
+
+tqdm, which draws them, is installed along; where somebody left it out (`pip install
+--no-deps`), there are no bars.
+"""
 
 from __future__ import annotations
 

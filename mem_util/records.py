@@ -32,7 +32,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mem_util.errors import NoMemoryDataError
+from mem_util.errors import NoMemoryDataError, counted
 
 __all__ = [
     "Buffer",
@@ -189,7 +189,8 @@ def build_timeline(
     if not any(record.bytes > 0 for record in ordered):
         raise NoMemoryDataError(
             f"`mem_util.build_timeline`: expected allocations on {device}, but got "
-            f"{len(ordered)} records without any. Trace a step that computes something."
+            f"{counted(len(ordered), 'record')} without any. Trace a step that "
+            "computes something."
         )
     paired, buffers, unmatched = _pair(ordered, keep_unmatched=rest_bytes is not None)
     level = rest_bytes or 0
@@ -200,7 +201,8 @@ def build_timeline(
         levels.append(level)
     said = list(notes)
     if unmatched and rest_bytes is None:
-        said.append(f"{device}: left out {unmatched} frees without an allocation.")
+        frees = counted(unmatched, "free")
+        said.append(f"{device}: left out {frees} without an allocation.")
     return Timeline(
         device,
         tuple(record.time_ns for record in paired),

@@ -19,9 +19,11 @@ before the step are not in the records.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from mem_util.device_names import short_device_name
+from mem_util.errors import counted, shortened
 from mem_util.progress import progress
 from mem_util.records import Record, Span
 from mem_util.trace_data import Trace, assemble
@@ -36,31 +38,8 @@ CUPTI_ADVICE = (
     "profiling to users, it also needs NVreg_RestrictProfilingToAdminUsers=0."
 )
 
-_DEVICE = re.compile(
-    r"^(?:/job:(?P<job>[^/]+))?(?:/replica:\d+)?(?:/task:(?P<task>\d+))?"
-    r"/(?:device:)?(?P<kind>\w+):(?P<index>\d+)(?:/(?P<rest>.+))?$"
-)
 # What TensorFlow calls the allocators of host memory, also those that a GPU's ops use.
 _HOST_ALLOCATOR = re.compile(r"^(cpu|mkl_?cpu|.*host.*|.*pinned.*)", re.IGNORECASE)
-
-
-def short_device_name(name: str) -> tuple[str, str]:
-    """Splits a device name of TensorFlow into a short one and what follows it.
-
-    Args:
-        name: such as "/job:localhost/replica:0/task:0/device:GPU:0/stream:all".
-
-    Returns:
-        Such as ("/gpu:0", "stream:all"); the name itself and "" if it has another form.
-    """
-    found = _DEVICE.match(name)
-    if found is None:
-        return name, ""
-    job, task = found["job"], int(found["task"] or 0)
-    # One process is the rule, and scripts read "/cpu:0"; others keep their own names.
-    place = "" if job in {None, "localhost", "worker"} else f"/job:{job}"
-    place += f"/task:{task}" if task else ""
-    return f"{place}/{found['kind'].lower()}:{found['index']}", found["rest"] or ""
 
 
 def allocator_device(allocator: str, device: str) -> str:
@@ -100,6 +79,35 @@ def read_run_metadata(run_metadata: Any) -> Trace:
         spans=reader.spans,
         reasons=reader.reasons(),
         notes=reader.notes(),
+        remarks=reader.remarks(),
+    )
+
+
+# What runs in every step, whatever is fetched.
+_BOOKKEEPING = frozenset({"", "NoOp", "_Arg", "_Retval", "_Send", "_Recv"})
+_PYTHON = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
+
+
+def _why_nothing(kinds: Iterable[str]) -> str:
+    """Why nothing was recorded where ops of these types ran, as a sentence."""
+    work = [kind for kind in kinds if kind not in _BOOKKEEPING]
+    if python := [kind for kind in work if kind in _PYTHON]:
+        return (
+            f"It ran Python code ({shortened(python)}), whose memory is not "
+            "TensorFlow's to record"
+        )
+    if xla := [kind for kind in work if "xla" in kind.lower()]:
+        return f"XLA compiled what ran ({shortened(xla)}): its buffers are unrecorded"
+    if not work:
+        return "What is only grouped is pruned: fetch tensors"
+    if not {*work} - {"Const"}:
+        return (
+            "A graph that is fed nothing is folded to a constant: feed a placeholder, "
+            "or give the function its tensors as arguments"
+        )
+    return (
+        f"What ran ({shortened(work)}) passes on what it is given, or XLA compiled "
+        "it, whose buffers are unrecorded"
     )
 
 
@@ -114,6 +122,7 @@ class _Reader:
         self.spans: list[Span] = []
         self._nodes = 0
         self._ops: dict[str, int] = {}
+        self._kinds: dict[str, dict[str, None]] = {}  # in order, as a set has none
         self._timeless: dict[str, int] = {}
         self._duplicates: dict[str, int] = {}
 
@@ -130,7 +139,9 @@ class _Reader:
 
     def _read_device(self, device: str, entry: Any) -> None:
         self._ops[device] = self._ops.get(device, 0) + len(entry.node_stats)
+        kinds = self._kinds.setdefault(device, {})
         for node in self._unique_nodes(device, entry):
+            kinds[_kind(node)] = None
             self._nodes += 1
             self._read_memory(device, self._nodes, node)
             if span := _node_span(device, node, ""):
@@ -180,6 +191,8 @@ class _Reader:
 
     def _reason(self, device: str) -> str:
         if count := self._timeless.get(device):
+            if count == 1:
+                return "its one allocation record has time 0"
             return f"all its {count} allocation records have time 0, hence no order"
         if device not in self._ops:
             return (
@@ -187,11 +200,9 @@ class _Reader:
             )
         if not (ops := self._ops[device]):
             return "its step stats are empty: run with trace_level=FULL_TRACE"
-        return (
-            f"none of its {ops} ops allocated anything that is recorded. A graph that "
-            "is fed nothing is folded to a constant (feed a placeholder), ops that are "
-            "only grouped are pruned (fetch tensors), and XLA's buffers are unrecorded"
-        )
+        who = "its one op" if ops == 1 else f"none of its {ops} ops"
+        verb = "allocated nothing" if ops == 1 else "allocated anything"
+        return f"{who} {verb} that is recorded. {_why_nothing(self._kinds[device])}"
 
     def _lanes(self) -> list[str]:
         return [device for device, lane, _ in self._entries if lane]
@@ -200,15 +211,21 @@ class _Reader:
         """Device to what was wrong with its entries, in sentences."""
         said: dict[str, list[str]] = {}
         for device, count in self._duplicates.items():
-            text = f"{device}: left out {count} ops recorded twice."
+            text = f"{device}: left out {counted(count, 'op')} recorded twice."
             said.setdefault(device, []).append(text)
         for device, count in self._timeless.items():
-            text = f"{device}: left out {count} allocation records with time 0."
+            records = counted(count, "allocation record")
+            text = f"{device}: left out {records} with time 0."
             said.setdefault(device, []).append(text)
-        for device in self._ops:
-            if "/gpu:" in device and device not in self._lanes():
-                said.setdefault(device, []).append(f"{device}: {CUPTI_ADVICE}")
         return said
+
+    def remarks(self) -> list[str]:
+        """What there is to say of times; nobody who asks for bytes has to hear it."""
+        return [
+            f"{device}: {CUPTI_ADVICE}"
+            for device in self._ops
+            if "/gpu:" in device and device not in self._lanes()
+        ]
 
 
 def _node_span(device: str, node: Any, lane: str) -> Span | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
 from mem_util.errors import NoMemoryDataError
+from mem_util.paths import output_path
 from mem_util.run_metadata import read_run_metadata
 from mem_util.trace_data import PeakBytes, Trace
 
@@ -76,7 +77,7 @@ def trace_session(session: Any, fetches: Any, feed_dict: Any = None) -> Trace:
 
 
 def plot_memory_timeline(
-    path: str, session: Any, fetches: Any, feed_dict: Any = None
+    path: str | PathLike[str], session: Any, fetches: Any, feed_dict: Any = None
 ) -> Trace:
     """Runs fetches once with full tracing; writes a Chrome trace and a picture of it.
 
@@ -94,13 +95,17 @@ def plot_memory_timeline(
 
     Raises:
         NoMemoryDataError: there are neither allocations nor op times to draw.
+        TypeError: `path` is no path, or `session` no session.
         ValueError: `path` names no file.
+        FileNotFoundError: its folder does not exist.
     """
-    stem = Path(path)
-    if not stem.name:
-        raise ValueError(
-            f"`mem_util.plot_memory_timeline`: `path` must name a file, but got "
-            f'{path!r}. Give one such as "step.json".'
+    stem = output_path(path, "mem_util.plot_memory_timeline")
+    if not callable(getattr(session, "run", None)):
+        raise TypeError(
+            "`mem_util.plot_memory_timeline`: `session` must be a "
+            f"`tf.compat.v1.Session`, but got {session!r} of type "
+            f"{type(session).__name__}. Without sessions take "
+            '`mem_util.trace(step, x).save_png("step.png")`.'
         )
     traced = trace_session(session, fetches, feed_dict)
     if stem.suffix in {".json", ".png"}:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mem_util.errors import NoMemoryDataError
+from mem_util.errors import NoMemoryDataError, counted
 from mem_util.records import Timeline, format_bytes
 from mem_util.run_metadata import read_run_metadata
 from mem_util.trace_data import Trace
@@ -20,11 +20,13 @@ def print_memory_timeline(
 
     Args:
         run_metadata: the `RunMetadata` of a `session.run` with `FULL_TRACE`.
-        device: short name of the one device to print, such as "/gpu:0"; all by default.
+        device: the one device to print, such as "/gpu:0", "GPU:0" or "gpu"; all by
+            default.
         ignore_less_than_bytes: changes smaller than this are counted, not printed.
 
     Raises:
-        NoMemoryDataError: the device has no allocations; the message says why.
+        MissingDeviceError: the device has no allocations; the message says why.
+        NoMemoryDataError: none has any.
     """
     traced = read_run_metadata(run_metadata)
     if not traced.timelines and device is None:
@@ -71,14 +73,17 @@ def summary(traced: Trace, device: str | None = None, top: int = 5) -> str:
 
     Args:
         traced: the trace.
-        device: short name of the one device to show; all by default.
+        device: the one device to show, such as "/gpu:0", "GPU:0" or "gpu"; all by
+            default.
         top: how many tensors to list.
 
     Raises:
-        NoMemoryDataError: `device` has no allocations; the message says why.
+        MissingDeviceError: `device` has no allocations; the message says why.
     """
-    names = list(traced.timelines) if device is None else [device]
-    lines = [f"From {traced.source}: {len(traced.spans)} runs of ops."]
+    names = list(traced.timelines)
+    if device is not None:
+        names = [traced.timeline(device).device]
+    lines = [f"From {traced.source}: {counted(len(traced.spans), 'run')} of ops."]
     if names:
         lines.append(
             f"{'device':<10} {'peak':>10} {'rest':>10} {'above rest':>11} "
@@ -114,5 +119,5 @@ def _alive_lines(line: Timeline, top: int) -> list[str]:
     lines += [f"{format_bytes(b.bytes):>12}  {b.op or '(no op)'}" for b in shown]
     if shown and others:
         total = format_bytes(sum(buffer.bytes for buffer in others))
-        lines.append(f"{total:>12}  {len(others)} others together")
+        lines.append(f"{total:>12}  {counted(len(others), 'other')} together")
     return lines

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 
-from mem_util.errors import NoMemoryDataError, shortened
+from mem_util.device_names import meant_device
+from mem_util.errors import MissingDeviceError, NoMemoryDataError, shortened
 from mem_util.records import Record, Span, Timeline, build_timeline, format_bytes
 
 __all__ = ["PeakBytes", "Trace", "assemble"]
@@ -18,6 +19,9 @@ _logger = logging.getLogger(__name__)
 class PeakBytes(dict[str, int]):
     """Peak bytes by short device name; a device without data says why when asked.
 
+    Other names of a device serve as well, where they leave no doubt: "cpu", "GPU:0",
+    "/device:GPU:0".
+
     Attributes:
         missing: device to the reason why it has no peak.
     """
@@ -27,15 +31,18 @@ class PeakBytes(dict[str, int]):
         self.missing = dict(missing)
 
     def __missing__(self, device: str) -> int:
+        device = self.device(device)
+        if device in self:
+            return self[device]
         reason = self.missing.get(device, "it is not among the devices of this step")
-        raise _MissingDeviceError(
+        raise MissingDeviceError(
             f"`mem_util`: no data for device {device}, because {reason}. "
             f"There is data for: {shortened(sorted(self)) or 'none'}."
         )
 
-
-class _MissingDeviceError(NoMemoryDataError, KeyError):
-    """Raised by `PeakBytes[...]`; old code that catches KeyError still does."""
+    def device(self, name: str) -> str:
+        """The short name of the device that is meant; the name itself if none is."""
+        return meant_device(name, [*self, *self.missing])
 
 
 @dataclass(frozen=True)
@@ -93,20 +100,41 @@ class Trace:
     def timeline(self, device: str) -> Timeline:
         """The timeline of a device.
 
+        Args:
+            device: its short name, such as "/cpu:0", or another that leaves no doubt:
+                "cpu", "CPU:0", "/device:CPU:0", TensorFlow's full name.
+
         Raises:
-            NoMemoryDataError: it has none; the message says why.
+            MissingDeviceError: it has none; the message says why.
         """
-        _ = self.peak_bytes[device]
-        return self.timelines[device]
+        peaks = self.peak_bytes
+        _ = peaks[device]
+        return self.timelines[peaks.device(device)]
 
     def save_png(self, path: str | PathLike[str]) -> None:
-        """Draws live bytes, the largest tensors at the peak, and op spans."""
+        """Draws live bytes, the largest tensors at the peak, and op spans.
+
+        Args:
+            path: of the picture.
+
+        Raises:
+            TypeError, ValueError, FileNotFoundError: no picture can be written there.
+            NoMemoryDataError: there are neither timelines nor spans.
+        """
         from mem_util.plot_trace import draw_trace
 
         draw_trace(path, self)
 
     def save_json(self, path: str | PathLike[str]) -> None:
-        """Writes a Chrome trace, for Perfetto or chrome://tracing."""
+        """Writes a Chrome trace, for Perfetto or chrome://tracing.
+
+        Args:
+            path: of the JSON file.
+
+        Raises:
+            TypeError, ValueError, FileNotFoundError: no file can be written there.
+            NoMemoryDataError: there are neither timelines nor spans.
+        """
         from mem_util.chrome_trace import write_chrome_trace
 
         write_chrome_trace(path, self)
@@ -119,6 +147,7 @@ def assemble(
     reasons: Mapping[str, str],
     notes: Mapping[str, Sequence[str]],
     rests: Mapping[str, int] | None = None,
+    remarks: Sequence[str] = (),
 ) -> Trace:
     """Builds a `Trace` out of what a reader found.
 
@@ -129,6 +158,8 @@ def assemble(
         reasons: by device, why it would have no allocations, should it have none.
         notes: by device ("" for general ones), sentences.
         rests: by device, bytes alive before the first record, where that is known.
+        remarks: notes that are no fault of the figures of memory: they are in the
+            trace, and not logged to everyone who asks for a peak.
 
     Returns:
         The trace.
@@ -150,4 +181,4 @@ def assemble(
     ordered = tuple(
         sorted(spans, key=lambda s: (s.start_ns, -s.end_ns, s.device, s.op))
     )
-    return Trace(source, timelines, ordered, missing, tuple(said))
+    return Trace(source, timelines, ordered, missing, (*said, *remarks))

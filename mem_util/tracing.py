@@ -10,8 +10,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from mem_util.allocator import SMALL_CPU_ALLOCATIONS, wait_for_devices
+from mem_util.allocator import (
+    SMALL_CPU_ALLOCATIONS,
+    require_eager,
+    wait_for_devices,
+)
 from mem_util.errors import NotReplayableError, ProfilerError, TraceFileError, shortened
+from mem_util.required import require_tensorflow
 from mem_util.trace_data import Trace
 
 __all__ = ["read_trace", "trace"]
@@ -31,9 +36,10 @@ def trace(
         *args: its arguments.
         warm_ups: calls before the traced one, so that tracing and compiling are not in
             it. 0 if a second call would be wrong.
-        replayable: whether `fn` may be run once more in a v1 session, on copies of its
+        replayable: whether `fn` may be run again in a v1 session, on copies of its
             variables, where the profiler saw no allocation or there are several logical
-            CPUs, which it cannot tell apart. `source` then says so.
+            CPUs, which it cannot tell apart. `source` then says so. There it runs
+            twice: the kernels of the first run come in another order.
         **kwargs: its arguments by name.
 
     Returns:
@@ -41,7 +47,10 @@ def trace(
 
     Raises:
         ProfilerError: another profiler is running, or it left nothing behind.
+        RuntimeError: a graph is being built.
+        MissingTensorFlowError: there is no TensorFlow.
     """
+    require_eager("trace")
     import tensorflow as tf
 
     for _ in range(warm_ups):
@@ -106,11 +115,13 @@ def read_trace(path: str | PathLike[str]) -> Trace:
 
     Raises:
         TraceFileError: it does not exist, is cut short, or is something else.
+        MissingTensorFlowError: there is no TensorFlow, which knows the format.
     """
     file, others = _locate(Path(path))
     data = file.read_bytes()
     if not data:
         raise TraceFileError(_wanted(file, "an empty one"))
+    require_tensorflow("read_trace")
     if file.name.endswith(".xplane.pb"):
         from mem_util.tf_internals import new_xspace
         from mem_util.xplane import read_xspace

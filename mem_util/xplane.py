@@ -71,7 +71,7 @@ def read_xspace(xspace: Any) -> Trace:
         found.notes.setdefault("", []).extend(f"Profiler: {text}" for text in texts)
     for device in sorted({*found.records} - {span.device for span in found.spans}):
         if device.startswith("/gpu"):
-            found.notes.setdefault(device, []).append(f"{device}: {CUPTI_ADVICE}")
+            found.remarks.append(f"{device}: {CUPTI_ADVICE}")
     return assemble(
         source="memory events of the profiler",
         records=found.records,
@@ -79,6 +79,7 @@ def read_xspace(xspace: Any) -> Trace:
         reasons=_reasons(found),
         notes=found.notes,
         rests={name: rest for name, (_, rest) in found.rests.items()},
+        remarks=found.remarks,
     )
 
 
@@ -89,6 +90,7 @@ class _Found:
     records: dict[str, list[Record]] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     notes: dict[str, list[str]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
     # Time of the first record, and the bytes in use before it.
     rests: dict[str, tuple[int, int]] = field(default_factory=dict)
 

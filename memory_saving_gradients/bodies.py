@@ -36,7 +36,8 @@ from memory_saving_gradients.checkpoints import (
     SavedPlan,
 )
 from memory_saving_gradients.every import SQRT, marked
-from memory_saving_gradients.inside import Inside, recompute_inside
+from memory_saving_gradients.inside import recompute_inside
+from memory_saving_gradients.inside_choice import Inside
 from memory_saving_gradients.inside_plan import InsidePlan
 from memory_saving_gradients.long_loops import share_for_bodies, takes_most_of
 from memory_saving_gradients.planners import PLANNERS
@@ -160,7 +161,7 @@ class Within:
             runs=own if again else factor * own,
             stock_runs=factor * own,
             assumed=known is None,
-            share=None if split_of(loop) or again else wish.share,
+            share=None if split_of(loop) or (loop and held_again(loop)) else wish.share,
         )
         self._loops.append((factor * own, body))
         try:

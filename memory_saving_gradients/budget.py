@@ -16,7 +16,7 @@ from memory_saving_gradients.wording import sizes_like
 
 __all__ = ["FORMS", "Budget", "looks_like_a_budget"]
 
-FORMS = '"4GiB", "500 MB", "40%" (of stock\'s peak) or a number of bytes'
+FORMS = '"4GiB", "500 MB", "40%" (of stock\'s peak) or a whole number of bytes'
 """What a budget may look like, for messages."""
 
 _UNITS = {
@@ -26,7 +26,9 @@ _UNITS = {
     **{f"{prefix}b": 10 ** (3 * n) for n, prefix in enumerate("kmgt", 1)},
 }
 
-_PATTERN = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*|%)\s*", re.IGNORECASE)
+_PATTERN = re.compile(
+    r"\s*([-+]?(?:\d+(?:\.\d*)?|\.\d+))\s*([a-z]*|%)\s*", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,8 @@ class Budget:
 
 
 def looks_like_a_budget(text: str) -> bool:
-    """Whether a string begins as sizes and shares do."""
-    return text.lstrip()[:1] in set("0123456789.")
+    """Whether a string begins as sizes and shares do, be it below 0."""
+    return re.match(r"\s*[-+]?\s*[\d.]", text) is not None
 
 
 def _parsed(value: int | str) -> tuple[int, float | None]:

@@ -6,6 +6,8 @@ Beyond this module nobody compares strings or asks what kind of thing the user g
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -105,8 +107,20 @@ def is_setting(word: str, modes: Iterable[str]) -> bool:
 
 def _nearest(value: str, modes: Iterable[str]) -> str:
     """What a misspelt mode may have been meant as, or ""."""
-    close = difflib.get_close_matches(value, [*modes, "collection"], 1)
+    close = difflib.get_close_matches(value.lower(), modes_of(modes), 1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _hint_of_number(value: Any) -> str:
+    """The budget that a number may have been meant as, or ""."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return ""
+    number = float(value)
+    if not 0 < number < math.inf:
+        return ""
+    if number < 1:
+        return f' For a budget of that share of stock\'s peak give "{100 * number:g}%".'
+    return f" For a budget of that many bytes give `Budget({int(number)})`."
 
 
 def parse(value: Any, modes: Iterable[str], where: str = "gradients") -> Checkpoints:
@@ -153,9 +167,7 @@ def parse(value: Any, modes: Iterable[str], where: str = "gradients") -> Checkpo
         return Where(value)
     if isinstance(value, Iterable) and not isinstance(value, bytes):
         return Keep(tuple(value))
-    hint = ""
-    if isinstance(value, int) and not isinstance(value, bool):
-        hint = f" For a budget of that many bytes give `Budget({value!r})`."
+    hint = _hint_of_number(value)
     got = f"{value!r} of type {type(value).__name__}"
     if hasattr(value, "to_json"):
         got = "a plan itself, which holds on to the graph that it was made in"

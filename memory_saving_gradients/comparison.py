@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from memory_saving_gradients.budget import Budget
 from memory_saving_gradients.dry_run import Subject
-from memory_saving_gradients.errors import BudgetError
+from memory_saving_gradients.errors import BudgetError, CheckpointError
 from memory_saving_gradients.planners import Problem
 from memory_saving_gradients.planners.baselines import chen, uniform
 from memory_saving_gradients.rewire import plan_of
@@ -111,7 +112,7 @@ def compare(
     Args:
         fn_or_model: As in `plan`.
         input_specs: As in `plan`.
-        budgets: Budgets as `checkpoints` takes them.
+        budgets: Budgets as `checkpoints` takes them; a number is one of bytes.
         batch_size: As in `plan`.
         unknown_dim: As in `plan`.
         cost: As in `plan`.
@@ -138,7 +139,8 @@ def compare(
         1604.06174.
     """
     subject = Subject.of(fn_or_model, input_specs, unknown_dim, cost, "compare")
-    strategies = ("speed", "memory", *budgets)
+    budgets = (budgets,) if isinstance(budgets, str | Budget) else budgets
+    strategies = ("speed", "memory", *map(_budget, budgets))
     wanted = [(str(one), subject.asked_for(one)[0].checkpoints) for one in strategies]
     study = subject.stock(batch_size)
     problem = study.problem
@@ -151,6 +153,20 @@ def compare(
     ]
     rows.extend(_planned(name, study, checkpoints) for name, checkpoints in wanted)
     return Comparison(tuple(rows))
+
+
+def _budget(one: Any) -> Any:
+    """One of `budgets`, if it is a budget."""
+    if isinstance(one, Budget):
+        return one
+    try:
+        Budget(one)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"`memory_saving_gradients.compare`: {one!r} among `budgets` is none: "
+            f"{str(error).partition(': ')[2]}"
+        ) from None
+    return one if isinstance(one, str) else Budget(one)
 
 
 def _lowest(problem: Problem, selections: Iterable[frozenset[int]]) -> frozenset[int]:

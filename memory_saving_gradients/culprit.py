@@ -16,6 +16,9 @@ from memory_saving_gradients.user_code import user_line
 
 __all__ = ["filler", "resting"]
 
+_MANY = 3
+"""From so many terms on, another way to add them up can hold less."""
+
 _DOMINANT = 0.5
 """From this share of the peak on, something dominates it."""
 
@@ -132,7 +135,10 @@ def _partial_gradients(plan: Plan, size: Sizes) -> str:
     for op in graph.backward_ops:
         parts = {graph.root(t) for t in op.inputs}
         held = sum(graph.tensors[t].bytes for t in parts)
-        if op.type == "AddN" and held > _DOMINANT * plan.stock_peak_bytes:
+        # Two terms are added as they come, whatever the method.
+        if len(parts) < _MANY or op.type != "AddN":
+            continue
+        if held > _DOMINANT * plan.stock_peak_bytes:
             return (
                 f"The sum {op.name} (AddN) waits for {len(parts)} gradients of one "
                 "thing that is used in many places (a shared weight?), and holds "

@@ -55,13 +55,13 @@ class Gain:
     def reason_against(self) -> str:
         """Why nobody would want this, or ""."""
         if self.peak_bytes > self.stock_bytes or self.saving <= 0:
-            return "no plan that was tried has a lower peak than stock"
+            return "no plan was found whose peak is below stock's"
         least = max(LEAST_SAVING, self.extra_fraction / WORK_FOR_SAVING)
         if self.saving < least:
             return (
-                f"the best plan that was tried lowers the peak by "
-                f"{100 * self.saving:.2g} % for {100 * self.extra_fraction:.2g} % more "
-                f"work, and less than {100 * least:.2g} % is not worth that"
+                f"the best plan found lowers the peak by {100 * self.saving:.2g} % "
+                f"for {100 * self.extra_fraction:.2g} % more work, and less than "
+                f"{100 * least:.2g} % is not worth that"
             )
         return ""
 

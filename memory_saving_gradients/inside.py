@@ -3,21 +3,12 @@
 See `tf_capture` for what this is about. Here steps 2 and 3 of its outline are done: the
 gradient body that has just been built, copies included, is read as a training graph, of
 which the copies are the forward pass.
-
-Automatic strategies compare two plans. One keeps nothing but what the body was given;
-the other is that of the outer strategy for the body alone. What a body keeps is there
-as often as there are such bodies (iterations, calls) before the backward pass begins,
-and what it recomputes only once. So the plan is taken for which
-
-    times * (bytes kept) + (peak of the body) - (bytes kept)
-
-is less. `speed` keeps the least bytes with which nothing heavy is recomputed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -25,79 +16,20 @@ import tensorflow as tf
 from memory_saving_gradients import (
     fences,
     op_types,
-    selection,
     tf_internals,
     tf_internals_bodies,
 )
 from memory_saving_gradients.buffers import Buffers
-from memory_saving_gradients.checkpoints import Auto, Checkpoints, Keep, Where
+from memory_saving_gradients.inside_choice import Inside, planned_inside
 from memory_saving_gradients.inside_plan import InsidePlan
-from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.order import backward_order
-from memory_saving_gradients.planners import PLANNERS, Problem
-from memory_saving_gradients.planners.settled import casts_of_what_rests
-from memory_saving_gradients.planners.storage import least_held
-from memory_saving_gradients.planners.trade_off import TradeOff
-from memory_saving_gradients.schedule import Schedule, make_schedule, seconds_again
+from memory_saving_gradients.schedule import Schedule, seconds_again
 from memory_saving_gradients.simulate import simulate
 from memory_saving_gradients.tf_capture import Captures
 from memory_saving_gradients.tf_read import Reading, read
-from memory_saving_gradients.twins import original_of
 from memory_saving_gradients.working import with_working_memory
 
-__all__ = ["Inside", "recompute_inside"]
-
-
-_RUNGS = 8
-"""Different selections that are tried under a budget."""
-
-
-@dataclass(frozen=True)
-class Inside:
-    """How the bodies inside a gradient shall save memory.
-
-    Attributes:
-        checkpoints: What to keep.
-        unknown_dim: What an unknown dimension is taken to be while planning.
-        times: How many bodies of this kind are there before the first is
-            differentiated.
-        runs: As in `InsidePlan`.
-        stock_runs: As in `InsidePlan`.
-        assumed: As in `InsidePlan`.
-        cost: Measured seconds of ops; None for those of the model.
-        share: How much of what stock holds may be held, None for as little as may be.
-    """
-
-    checkpoints: Checkpoints
-    unknown_dim: int
-    times: int
-    runs: int = 1
-    stock_runs: int = 1
-    assumed: bool = False
-    cost: Measured | None = None
-    share: float | None = None
-
-    @property
-    def replays(self) -> bool:
-        """Whether loops inside a loop are run again, instead of storing for it."""
-        return self.checkpoints != Auto("speed")
-
-    def keeps(self, tensor: tf.Tensor) -> bool:
-        """Whether the user wants this very tensor to be kept."""
-        if isinstance(self.checkpoints, Where):
-            return selection.accepts(self.checkpoints.predicate, tensor)
-        if isinstance(self.checkpoints, Keep):
-            tensor = original_of(tensor)
-            return any(
-                entry is tensor or entry is tensor.op or _names(entry, tensor)
-                for entry in self.checkpoints.tensors
-                if isinstance(entry, str | tf.Operation) or tf.is_symbolic_tensor(entry)
-            )
-        return False
-
-
-def _names(entry: Any, tensor: tf.Tensor) -> bool:
-    return isinstance(entry, str) and tensor.name in (entry, f"{entry}:0")
+__all__ = ["recompute_inside"]
 
 
 def recompute_inside(
@@ -180,7 +112,12 @@ def _settle(
         reading = replace(reading, graph=wish.cost.price(reading.graph).graph)
     starts = {n for n, op in enumerate(reading.ops) if id(op) in _ops_of(seeds)}
     buffers = Buffers(reading.graph, backward_order(reading.graph, starts))
-    schedule = _planned(wish, buffers, reading, starts)
+    copied = [
+        (t, captures.originals.get(id(reading.tensors[t]))) for t in buffers.residuals
+    ]
+    originals = {t: original for t, original in copied if original is not None}
+    there = {t for t, tensor in originals.items() if captures.is_there_anyway(tensor)}
+    schedule = planned_inside(wish, buffers, reading, starts, there)
     redone = set(schedule.recomputed)
     kept = [
         t
@@ -203,12 +140,7 @@ def _settle(
         stock_runs=wish.stock_runs,
         branches=tf_internals_bodies.branches(captures.body),
         assumed=wish.assumed,
-        stock_bytes=sum(
-            buffers.size[t]
-            for t in buffers.residuals
-            if id(reading.tensors[t]) in captures.originals
-            and not captures.is_there_anyway(captures.originals[id(reading.tensors[t])])
-        )
+        stock_bytes=sum(buffers.size[t] for t in originals.keys() - there)
         + sum(held for t, held in before.items() if t in read_directly),
         held_bytes=sum(captures.held.values()),
         peak_bytes=simulate(buffers, schedule).peak_bytes,
@@ -228,63 +160,6 @@ def _working_bytes(buffers: Buffers, schedule: Schedule, kept: Collection[int]) 
 
 def _ops_of(tensors: Sequence[tf.Tensor]) -> set[int]:
     return {id(tensor.op) for tensor in tensors}
-
-
-def _planned(
-    wish: Inside, buffers: Buffers, reading: Reading, starts: set[int]
-) -> Schedule:
-    """The better of the plans that the module's outline speaks of."""
-    problem = Problem(buffers, barred=casts_of_what_rests(buffers) | _lists(reading))
-    if wish.share is not None:
-        return _within(wish.share, problem, starts)
-    candidates: list[frozenset[int]] = [frozenset()]
-    if isinstance(wish.checkpoints, Auto):
-        if wish.checkpoints.mode == "speed":
-            heavy = frozenset(op.id for op in reading.graph.forward_ops if op.heavy)
-            candidates = [least_held(buffers, heavy)]
-        if problem.candidates:
-            candidates.append(PLANNERS[wish.checkpoints.mode](problem))
-    found = []
-    for order, kept in enumerate(candidates):
-        schedule = make_schedule(
-            buffers,
-            kept,
-            seeds=starts,
-            significant_bytes=problem.stock_peak_bytes // 2000,
-        )
-        redone = set(schedule.recomputed)
-        held = sum(
-            buffers.size[t]
-            for t in schedule.kept
-            if buffers.pinned(t) is None and reading.graph.tensors[t].op not in redone
-        )
-        peak = simulate(buffers, schedule).peak_bytes
-        found.append(((wish.times - 1) * held + peak, order, schedule))
-    return min(found, key=lambda entry: entry[:2])[-1]
-
-
-def _within(share: float, problem: Problem, starts: set[int]) -> Schedule:
-    """The least work with which no more than a share of stock's bytes is held."""
-    buffers = problem.buffers
-    stock = sum(buffers.size[t] for t in buffers.residuals)
-    found: list[tuple[float, int, int, Schedule]] = []
-    for kept in (frozenset[int](), *TradeOff(problem).ladder(_RUNGS)):
-        held = sum(buffers.size[t] for t in kept if t not in problem.barred)
-        if held <= share * stock:
-            schedule = make_schedule(buffers, kept, seeds=starts)
-            work = seconds_again(buffers.graph, schedule)
-            found.append((work, held, len(found), schedule))
-    return min(found, key=lambda entry: entry[:3])[-1]
-
-
-def _lists(reading: Reading) -> frozenset[int]:
-    """What loops are run again for: of their lists nobody knows how long they are."""
-    return frozenset(
-        tensor
-        for op in reading.graph.forward_ops
-        if op.type in op_types.CALL_TYPES
-        for tensor in op.outputs
-    )
 
 
 def _hold(captures: Captures, copied: tf.Tensor) -> None:

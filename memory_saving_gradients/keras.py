@@ -213,7 +213,8 @@ def _wish(
         if is_layer(checkpoints, model, layer_class):
             chosen = [checkpoints]
         elif not is_setting(checkpoints, PLANNERS):
-            raise unknown_word(checkpoints, model, layer_class, modes_of(PLANNERS))
+            known = modes_of(PLANNERS)
+            raise unknown_word(checkpoints, model, layer_class, known, where)
     elif isinstance(checkpoints, list | tuple | set | frozenset):
         chosen = list(checkpoints)
     if chosen is not None:

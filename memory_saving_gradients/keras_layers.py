@@ -184,7 +184,11 @@ def _unknown(entry: Any, model: Any, layers: dict[str, Any]) -> str:
 
 
 def unknown_word(
-    word: str, model: Any, layer_class: type[Any], modes: Iterable[str]
+    word: str,
+    model: Any,
+    layer_class: type[Any],
+    modes: Iterable[str],
+    where: str = "memory_saving",
 ) -> UnknownCheckpointNameError:
     """The error for a string that is neither a mode nor a budget nor a layer's name.
 
@@ -193,14 +197,16 @@ def unknown_word(
         model: The model that has no such layer.
         layer_class: What a layer is an instance of.
         modes: What strings there are beside names of layers and budgets.
+        where: The public function that got it.
     """
     layers = layers_of_model(model, layer_class)
     modes = list(modes)
     quoted = ", ".join(f'"{mode}"' for mode in modes)
     return UnknownCheckpointNameError(
-        f"{WHERE}: `checkpoints` is {word!r}, which is neither the name or path of a "
-        f"layer of the model nor one of {quoted} nor a budget such as "
-        f'"4GiB" or "40%".{_meant_perhaps(word, layers, modes)} {_listed(layers)}'
+        f"`memory_saving_gradients.{where}`: `checkpoints` is {word!r}, which is "
+        f"neither the name or path of a layer of the model nor one of {quoted} nor a "
+        'budget such as "4GiB" or "40%".'
+        f"{_meant_perhaps(word, layers, modes)} {_listed(layers)}"
     )
 
 

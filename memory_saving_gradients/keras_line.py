@@ -40,6 +40,7 @@ class Line:
         self._first: list[str] | None = None  # what the first step took
         self._silent = False
         self.batch_size: int | None = None
+        self._bar = False  # whether the cursor may stand at the end of a progress bar
 
     def note(self, outcome: Outcome) -> None:
         """Notes what was planned for a gradient of the train function."""
@@ -89,17 +90,21 @@ class Line:
 
         @functools.wraps(fit)
         def saying_fit(*args: Any, **kwargs: Any) -> Any:
-            outer, self._silent = self._silent, _is_silent(fit, args, kwargs)
+            outer = self._silent, self._bar
+            verbose = _verbose(fit, args, kwargs)
+            self._silent, self._bar = verbose in (0, "0"), verbose in (1, "1", "auto")
             self.batch_size = batch_size_of(fit, args, kwargs)
             try:
                 result = fit(*args, **kwargs)
+                self._bar = False  # it has ended, and its line with it
                 if self._first is not None:
                     self._say(
                         self._first, "in the first step, in which slots are made, too"
                     )
                 return result
             finally:
-                self._silent, self.batch_size = outer, None
+                self._silent, self._bar = outer
+                self.batch_size = None
 
         return saying_fit
 
@@ -111,12 +116,15 @@ class Line:
         assumed = plan.reading.graph.assumed
         self._tell(
             f"{self._model.name}: predicted peak {_peaks(plan)}"
-            + (f" (for batches of {plan.reading.unknown_dim})" if assumed else "")
-            + ", measured "
             + (
-                f"{', '.join(measured)} {what}"
+                f" (for batches of {plan.reading.unknown_dim}, see `unknown_dim`)"
+                if assumed
+                else ""
+            )
+            + (
+                f", measured {', '.join(measured)} {what}"
                 if measured
-                else "no peak that the allocator's statistics show"
+                else ", not measured (the allocator's statistics show no peak)"
             )
             + (f"; left as it was: {plan.reason}" if plan.is_stock else "")
         )
@@ -129,7 +137,7 @@ class Line:
         if silent or _log.isEnabledFor(logging.INFO):
             _log.info("%s", line)
         else:
-            print(line)
+            print(f"\n{line}" if self._bar else line)
 
 
 def _peaks(plan: Plan) -> str:
@@ -143,11 +151,10 @@ def _peaks(plan: Plan) -> str:
     return f"{size(new)} instead of stock's {size(old)}{why}"
 
 
-def _is_silent(fit: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Whether `fit` is called with `verbose=0`."""
+def _verbose(fit: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What `fit` is called with as `verbose`."""
     try:
         given = inspect.signature(fit).bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):  # `fit` itself will say so
-        return False
-    verbose = given.get("verbose", kwargs.get("verbose", "auto"))
-    return verbose in (0, "0")
+        return None
+    return given.get("verbose", kwargs.get("verbose", "auto"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from itertools import accumulate
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from mem_util.paths import picture_path
 from mem_util.plot import (
     DPI,
     INK,
@@ -33,7 +35,7 @@ _STOCK, _PLANNED, _BUDGET = LINES[0], LINES[1], "#111111"
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 _MARKED = 0.005
-"""Kept tensors are marked from this fraction of the stock peak on."""
+"""Kept tensors are marked from about this fraction of the stock peak on."""
 
 _NAME = 56
 """Characters of a name that the legend has room for."""
@@ -49,7 +51,8 @@ def plot(plan: Plan, path: str | PathLike[str]) -> None:
         plan: The plan.
         path: Of the picture; the suffix says which kind, such as `.png` or `.svg`.
     """
-    figure(plan).savefig(path, dpi=DPI)
+    file = picture_path(path, "memory_saving_gradients.Plan.plot")
+    figure(plan).savefig(file, dpi=DPI)
 
 
 def figure(plan: Plan) -> Figure:
@@ -146,7 +149,9 @@ def _mark_kept(axes: Axes, plan: Plan, second: float, size: float) -> None:
     """Triangles where the planned run makes what it keeps."""
     graph = plan.reading.graph
     held = set(plan.kept)
-    least = _MARKED * plan.stock_peak_bytes
+    # A round size: it is a rule of thumb, and stands in the legend.
+    least = 2 ** math.floor(math.log2(max(_MARKED * plan.stock_peak_bytes, 1)))
+    unit, unit_size = byte_unit(least)
     large = [t for t in graph.tensors if t.name in held and t.bytes >= least]
     makers = {t.op for t in large}
     starts = _starts(plan, plan.timeline, second)
@@ -166,7 +171,7 @@ def _mark_kept(axes: Axes, plan: Plan, second: float, size: float) -> None:
         markersize=7,
         zorder=3,
         label=f"made here and kept: {counted(len(large), 'tensor')} of {len(held)}, "
-        f"those of {sizes_like(plan.stock_peak_bytes)(int(least))} and more",
+        f"those of {least // unit_size} {unit} and more",
     )
 
 

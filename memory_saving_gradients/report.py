@@ -248,8 +248,8 @@ def _pinned(plan: Plan) -> str:
         example = graph.ops[graph.tensors[tensors[0]].op]
         lines.append(
             f"  {counted(len(tensors), 'tensor')}, {_size(plan)(total)}, "
-            f"because {pin.value} "
-            f"(such as {example.type} {example.name})"
+            f"{'such as ' if len(tensors) > 1 else ''}{example.type} {example.name}: "
+            f"{pin.value}"
         )
     return "\n".join(["Never recomputed:", *lines]) if lines else ""
 

@@ -195,7 +195,7 @@ def _reason_for_stock(
     if not problem.candidates:
         return "there is nothing that could be recomputed to save memory"
     if isinstance(checkpoints, Auto):
-        return "no plan that was tried has a lower peak than stock"
+        return "no plan was found whose peak is below stock's"
     return "with these tensors kept there is nothing left to recompute"
 
 

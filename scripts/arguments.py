@@ -79,15 +79,20 @@ def positive(word: str) -> float:
     return number
 
 
-def names_of(known: tuple[str, ...]) -> Callable[[str], list[str]]:
-    """A type for argparse: some of the known names, with commas between them."""
+def names_of(known: tuple[str, ...], also: str = "") -> Callable[[str], list[str]]:
+    """A type for argparse: some of the known names, with commas between them.
+
+    Args:
+        known: The names.
+        also: What else the caller would take, for the message.
+    """
 
     def parsed(words: str) -> list[str]:
         names = [word for word in words.split(",") if word]
         unknown = [name for name in names if name not in known]
         if unknown or not names:
             raise argparse.ArgumentTypeError(
-                f"{words!r} is not a list of some of {', '.join(known)}"
+                f"{words!r} is not a list of some of {', '.join(known)}{also}"
             )
         return names
 
@@ -111,7 +116,7 @@ def modes_of(known: tuple[str, ...]) -> Callable[[str], list[str]]:
             except CheckpointError as error:
                 raise argparse.ArgumentTypeError(str(error)) from None
         if rest or not budgets:
-            names_of(known)(",".join(rest))
+            names_of(known, " and budgets such as 40%")(",".join(rest))
         return names
 
     return parsed

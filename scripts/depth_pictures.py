@@ -20,6 +20,8 @@ __all__ = ["draw_memory", "draw_time", "trends"]
 Row = dict[str, Any]
 COLORS = {"stock": "#b0413e", "memory": "#1f6f8b", "speed": "#e0a030"}
 MARKERS = {"stock": "o", "memory": "D", "speed": "s"}
+# Drawn last: hollow and dotted, it lets what it coincides with be seen.
+HOLLOW = "speed"
 INK = "#22384f"
 XLABELS = {"ResNet": "layers", "transformer": "layers", "chain": "ops"}
 
@@ -108,7 +110,7 @@ def _draw_lines(
 ) -> None:
     """What was measured; at the end of each line stands what it is of stock's."""
     fitted = ("stock", "memory") if key == "peak_bytes" else ()
-    said: set[str] = set()
+    ends: dict[str, list[tuple[str, tuple[float, float]]]] = {}
     for mode, color in COLORS.items():
         layers, values = _points(rows, family, mode, key)
         if not layers:
@@ -118,7 +120,9 @@ def _draw_lines(
             np.asarray(values) / size,
             color=color,
             marker=MARKERS[mode],
-            markersize=5.5,
+            markersize=8 if mode == HOLLOW else 5.5,
+            markerfacecolor="none" if mode == HOLLOW else color,
+            linestyle=":" if mode == HOLLOW else "-",
             linewidth=0 if mode in fitted else 1.6,
             label=mode,
         )
@@ -126,10 +130,13 @@ def _draw_lines(
         if not ratios or mode == "stock" or key != "peak_bytes":
             continue
         text = f"{ratios[-1]:.2f} of stock"
-        if text not in said:  # where two lines meet, one text is enough
-            said.add(text)
-            at = (compared[-1], values[layers.index(compared[-1])] / size)
-            _note(axes, text, at, color)
+        at = (compared[-1], values[layers.index(compared[-1])] / size)
+        ends.setdefault(text, []).append((mode, at))
+    for text, met in ends.items():  # where two lines meet, one text names both
+        mode, at = met[0]
+        if len(met) > 1:
+            text = f"{' and '.join(mode for mode, _ in met)}:\n{text}"
+        _note(axes, text, at, COLORS[mode])
 
 
 def _note(axes: Any, text: str, at: tuple[float, float], color: str) -> None:
@@ -137,6 +144,8 @@ def _note(axes: Any, text: str, at: tuple[float, float], color: str) -> None:
     offset, horizontal, vertical = (4, 7), "right", "bottom"
     if at[0] < 0.6 * axes.get_xlim()[1]:
         offset, horizontal, vertical = (9, -3), "left", "top"
+    elif "\n" in text:
+        offset = (4, 12)
     elif color == COLORS["memory"] and at[1] > 0.15 * axes.get_ylim()[1]:
         offset, vertical = (4, -7), "top"
     axes.annotate(

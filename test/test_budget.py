@@ -52,10 +52,13 @@ def test_what_is_no_budget(given: object):
     assert repr(given) in str(caught.value)
 
 
-@pytest.mark.parametrize("given", ["0GiB", 0, "0%", -5])
+@pytest.mark.parametrize("given", ["0GiB", 0, "0%", -5, "-5%", "-.5GiB"])
 def test_budget_is_above_nothing(given: object):
     with pytest.raises(msg.CheckpointError, match="must be above 0"):
         msg.Budget(given)
+    if isinstance(given, str):
+        with pytest.raises(msg.CheckpointError, match="must be above 0"):
+            msg.enable(given)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError
 from typing import Any
 
+import numpy as np
 import pytest
 
 import memory_saving_gradients as msg
@@ -101,6 +102,33 @@ def test_a_misspelt_mode_is_met_with_what_was_meant_and_by_whom():
         msg.enable("memroy")
     assert "memory_saving_gradients.enable" in str(caught.value)
     assert "fourth positional" not in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["MEMORY", "Memory", "Colection"])
+def test_capitals_are_no_hindrance_to_a_guess(word: str):
+    with pytest.raises(CheckpointError, match=r"did you mean '(memory|collection)'"):
+        parse(word, MODES)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        (10**9, r"`Budget\(1000000000\)`"),
+        (1e9, r"`Budget\(1000000000\)`"),
+        (np.int64(5), r"`Budget\(5\)`"),
+        (np.float32(0.5), r'share .* "50%"'),
+    ],
+)
+def test_a_number_may_have_been_meant_as_a_budget(value: Any, hint: str):
+    with pytest.raises(CheckpointError, match=hint):
+        parse(value, MODES)
+
+
+@pytest.mark.parametrize("value", [True, -1, 0.0, float("inf"), float("nan"), 1j])
+def test_a_number_that_no_budget_is(value: Any):
+    with pytest.raises(CheckpointError, match="of type") as caught:
+        parse(value, MODES)
+    assert "Budget(" not in str(caught.value)
 
 
 def test_verify_is_a_bool():

@@ -243,6 +243,24 @@ def test_a_model_is_compared_by_its_training_step(model: Any):
     assert model.train_function is None
 
 
+@pytest.mark.parametrize("budget", ["x%", "-5%", "memroy", 0.5, "dense"])
+def test_what_is_no_budget_of_a_comparison(model: Any, budget: Any):
+    with pytest.raises(
+        msg.CheckpointError, match=f"compare`: {budget!r} among"
+    ) as told:
+        msg.compare(model, budgets=(budget,), batch_size=BATCH)
+    assert "a budget must" in str(told.value) and "layer" not in str(told.value)
+
+
+def test_a_single_budget_is_one(model: Any):
+    assert msg.compare(model, budgets="50%", batch_size=BATCH).rows[-1].name == "50%"
+
+
+def test_what_is_no_checkpoint_of_a_plan_speaks_of_plan(model: Any):
+    with pytest.raises(msg.CheckpointError, match=r"gradients\.plan`: .*'x%'"):
+        msg.plan(model, checkpoints="x%", batch_size=BATCH)
+
+
 # -- largest batch ---------------------------------------------------------------------
 
 

@@ -456,6 +456,21 @@ def test_fit_says_once_what_is_saved(
     assert predicted / 2 < measured < stock
 
 
+def test_the_line_begins_behind_the_progress_bar(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keras.config.enable_interactive_logging()
+    for verbose, steps in ((1, 4), (2, 4), (1, 1)):
+        model = msg.memory_saving(made(sequential))
+        data = fixed(8 * steps, 8)
+        model.fit(data, data, batch_size=8, verbose=verbose)
+        printed = capsys.readouterr().out
+        lines = [text for text in printed.splitlines() if "predicted peak" in text]
+        assert len(lines) == 1
+        assert lines[0].startswith(f"{model.name}: predicted peak")
+        assert "\n\n" not in printed
+
+
 @pytest.mark.parametrize("unknown_dim", (8, None))
 def test_the_line_says_which_batch_was_assumed(
     caplog: pytest.LogCaptureFixture, unknown_dim: int | None
@@ -463,7 +478,7 @@ def test_the_line_says_which_batch_was_assumed(
     model = msg.memory_saving(made(sequential), unknown_dim=unknown_dim)
     with caplog.at_level(logging.INFO, keras_line.__name__):
         model.fit(fixed(20, 8), fixed(20, 8), batch_size=8, verbose=0)
-    assert "(for batches of 8), measured no peak that" in caplog.text
+    assert "(for batches of 8, see `unknown_dim`), not measured (the" in caplog.text
 
 
 def test_the_second_step_is_measured(

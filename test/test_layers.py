@@ -47,6 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("fences",),
     ("tf_write", "tf_capture"),
     ("inside_plan",),
+    ("inside_choice",),
     ("inside",),
     ("verify", "study"),
     ("plan",),

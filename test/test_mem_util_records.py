@@ -63,7 +63,7 @@ def test_order_of_records_does_not_matter():
 def test_free_without_allocation_is_left_out_and_said():
     line = build_timeline("/cpu:0", [Record(5, -30, "", 9), Record(10, 100, "a", 1)])
     assert line.live_bytes == (100,)
-    assert "1 frees without an allocation" in line.notes[0]
+    assert "1 free without an allocation" in line.notes[0]
 
 
 def test_free_of_the_rest_lowers_a_known_rest():

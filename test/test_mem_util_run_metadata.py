@@ -152,7 +152,7 @@ def test_an_op_recorded_twice_counts_once():
     entry.node_stats.add().CopyFrom(entry.node_stats[1])
     traced = read_run_metadata(metadata)
     assert traced.peak_bytes == {"/cpu:0": 30}
-    assert "1 ops recorded twice" in traced.notes[0]
+    assert "1 op recorded twice" in traced.notes[0]
 
 
 def test_two_equal_outputs_of_one_op_count_twice():
@@ -167,7 +167,7 @@ def test_free_without_allocation():
     add_node(metadata, CPU, "x", ORIGIN_US, 1, [(ORIGIN_US, -500)])
     traced = read_run_metadata(metadata)
     assert traced.peak_bytes == {"/cpu:0": 20}
-    assert "left out 1 frees" in traced.notes[0]
+    assert "left out 1 free" in traced.notes[0]
 
 
 def test_negative_times_and_lengths():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ def test_the_picture_says_what_the_plan_says():
     assert plan.budget_bytes is not None
     assert set(found["budget"].get_ydata()) == {plan.budget_bytes / MIB}
     assert len(found["made here and kept"].get_xdata()) == len(plan.kept)
+    kept = found["made here and kept"].get_label()
+    assert re.search(r"those of (1|2|4|8|16|32|64|128|256|512) [KM]?i?B and", kept)
     turn = found["the planned backward pass begins"].get_xdata()[0]
     assert all(x < turn for x in found["made here and kept"].get_xdata())
     title = drawing.axes[0].get_title(loc="left")

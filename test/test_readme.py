@@ -13,8 +13,9 @@ README = (ROOT / "README.md").read_text("utf-8")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 FIRST_FOLDERS = ("docs", "scripts", "test", ".ci")
 
-# What a user does who wants to see the log.
-PREAMBLE = "import logging; logging.basicConfig(level=logging.INFO)\n"
+# What a user does who wants to see the log; in the first line, so that all others have
+# the numbers that the README prints.
+PREAMBLE = "import logging; logging.basicConfig(level=logging.INFO); "
 
 
 def blocks(language: str) -> list[str]:
@@ -26,7 +27,7 @@ def blocks(language: str) -> list[str]:
 def output(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess:
     """All examples, one after the other in one process, as a reader would try them."""
     folder = tmp_path_factory.mktemp("readme")
-    return run_as_reader(PREAMBLE + "\n\n".join(blocks("python")), folder)
+    return run_as_reader(PREAMBLE + "\n".join(blocks("python")), folder)
 
 
 def test_examples_run(output: subprocess.CompletedProcess):
@@ -61,6 +62,8 @@ def test_plan_looks_as_printed_in_the_readme(output: subprocess.CompletedProcess
         words = r"^ *[A-Z]?[a-z ]+"  # names of ops change with the planner
         if re.match(words, told):
             assert re.match(words, line), line
+        place = r"train\.py:\d+"
+        assert re.findall(place, told) == re.findall(place, line)
         if "planning took" not in told:
             assert figures(line) == pytest.approx(figures(told), rel=0.01), line
     assert len(figures(lines[1])) == 3  # both peaks and their ratio
@@ -90,6 +93,18 @@ def test_paths_that_a_document_names_exist(name: str):
     named = re.findall(rf"(?<![\w./])(?:{folders})/[\w./-]*\w", text)
     missing = {path for path in (*local, *named) if not (ROOT / path).exists()}
     assert missing == set()
+
+
+def test_every_program_is_in_the_table_of_contributing():
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    parts = "Not a program of its own"
+    programs = [
+        p for p in (ROOT / "scripts").glob("*.py") if parts not in p.read_text()
+    ]
+    assert len(programs) > 10
+    named = [p for p in (ROOT / "scripts").iterdir() if p.name in text]
+    stems = {path.stem for path in named}
+    assert {path.stem for path in programs} <= stems
 
 
 def test_links_within_the_readme_lead_somewhere():

@@ -213,6 +213,13 @@ def test_the_sum_of_a_shared_weights_gradients_is_named_with_a_way_out() -> None
     assert way_out.predicted_peak_bytes < 0.5 * told.predicted_peak_bytes
 
 
+def test_two_terms_have_no_other_way_to_be_added() -> None:
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [64, 64])
+        msg.gradients(tf.reduce_sum(x * x), x, checkpoints="memory")
+    assert "EXPERIMENTAL_TREE" not in msg.last_plan().summary()
+
+
 def test_what_may_not_run_twice_is_named_with_its_reason() -> None:
     with tf.Graph().as_default():
         x = y = tf.compat.v1.placeholder(tf.float32, [64, 64])
@@ -222,6 +229,7 @@ def test_what_may_not_run_twice_is_named_with_its_reason() -> None:
     told = msg.last_plan().summary()
     assert "The largest is that of RandomUniform" in told
     assert "it is stateful" in told
+    assert re.search(r"6 tensors, .*, such as RandomUniform \S+: it is stateful", told)
 
 
 def test_a_gradient_of_nothing_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.metadata
 import os
@@ -265,3 +266,15 @@ def test_demo_trains_all_three_alike(tmp_path: Path):
     demo.draw(rows, tmp_path / "demo.png")
     assert (tmp_path / "demo.png").read_bytes()[:4] == b"\x89PNG"
     assert "speed" in table(demo.columns(rows), rows)
+
+
+def test_a_word_among_modes_is_met_with_budgets_too():
+    import arguments
+
+    modes = arguments.modes_of(("memory", "speed"))
+    assert modes("memory,40%") == ["memory", "40%"]
+    for words in ("fast", "fast,40%"):
+        with pytest.raises(argparse.ArgumentTypeError, match=r"speed and budgets such"):
+            modes(words)
+    with pytest.raises(argparse.ArgumentTypeError, match=r"list of some of a$"):
+        arguments.names_of(("a",))("b")

@@ -1,0 +1,162 @@
+"""What is kept in the body of a loop, a branch or a called function.
+
+Automatic strategies compare two plans. One keeps nothing but what the body was given;
+the other is that of the outer strategy for the body alone. What a body keeps is there
+as often as there are such bodies (iterations, calls) before the backward pass begins,
+and what it recomputes only once. So the plan is taken for which
+
+    times * (bytes kept) + (peak of the body) - (bytes kept)
+
+is less. `speed` keeps the least bytes with which nothing heavy is recomputed.
+
+Under a budget that is the cheapest of some selections which hold no more than the share
+that bodies have of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from memory_saving_gradients import op_types, selection
+from memory_saving_gradients.buffers import Buffers
+from memory_saving_gradients.checkpoints import Auto, Checkpoints, Keep, Where
+from memory_saving_gradients.measured import Measured
+from memory_saving_gradients.planners import PLANNERS, Problem
+from memory_saving_gradients.planners.settled import casts_of_what_rests
+from memory_saving_gradients.planners.storage import least_held
+from memory_saving_gradients.planners.trade_off import TradeOff
+from memory_saving_gradients.schedule import Schedule, make_schedule, seconds_again
+from memory_saving_gradients.simulate import simulate
+from memory_saving_gradients.tf_read import Reading
+from memory_saving_gradients.twins import original_of
+
+__all__ = ["Inside", "planned_inside"]
+
+_RUNGS = 8
+"""Different selections that are tried under a budget."""
+
+
+@dataclass(frozen=True)
+class Inside:
+    """How the bodies inside a gradient shall save memory.
+
+    Attributes:
+        checkpoints: What to keep.
+        unknown_dim: What an unknown dimension is taken to be while planning.
+        times: How many bodies of this kind are there before the first is
+            differentiated.
+        runs: As in `InsidePlan`.
+        stock_runs: As in `InsidePlan`.
+        assumed: As in `InsidePlan`.
+        cost: Measured seconds of ops; None for those of the model.
+        share: How much of what stock holds may be held, None for as little as may be.
+    """
+
+    checkpoints: Checkpoints
+    unknown_dim: int
+    times: int
+    runs: int = 1
+    stock_runs: int = 1
+    assumed: bool = False
+    cost: Measured | None = None
+    share: float | None = None
+
+    @property
+    def replays(self) -> bool:
+        """Whether loops inside a loop are run again, instead of storing for it."""
+        return self.checkpoints != Auto("speed")
+
+    def keeps(self, tensor: tf.Tensor) -> bool:
+        """Whether the user wants this very tensor to be kept."""
+        if isinstance(self.checkpoints, Where):
+            return selection.accepts(self.checkpoints.predicate, tensor)
+        if isinstance(self.checkpoints, Keep):
+            tensor = original_of(tensor)
+            return any(
+                entry is tensor or entry is tensor.op or _names(entry, tensor)
+                for entry in self.checkpoints.tensors
+                if isinstance(entry, str | tf.Operation) or tf.is_symbolic_tensor(entry)
+            )
+        return False
+
+
+def _names(entry: Any, tensor: tf.Tensor) -> bool:
+    return isinstance(entry, str) and tensor.name in (entry, f"{entry}:0")
+
+
+def planned_inside(
+    wish: Inside,
+    buffers: Buffers,
+    reading: Reading,
+    starts: set[int],
+    there: Set[int],
+) -> Schedule:
+    """The better of the plans that the module's outline speaks of.
+
+    What is `there` anyway takes no room if it is kept.
+    """
+    problem = Problem(buffers, barred=casts_of_what_rests(buffers) | _lists(reading))
+    if wish.share is not None:
+        return _within(wish.share, problem, starts, there)
+    candidates: list[frozenset[int]] = [frozenset()]
+    if isinstance(wish.checkpoints, Auto):
+        if wish.checkpoints.mode == "speed":
+            heavy = frozenset(op.id for op in reading.graph.forward_ops if op.heavy)
+            candidates = [least_held(buffers, heavy)]
+        if problem.candidates:
+            candidates.append(PLANNERS[wish.checkpoints.mode](problem))
+    found = []
+    for order, kept in enumerate(candidates):
+        schedule = make_schedule(
+            buffers,
+            kept,
+            seeds=starts,
+            significant_bytes=problem.stock_peak_bytes // 2000,
+        )
+        redone = set(schedule.recomputed)
+        held = sum(
+            buffers.size[t]
+            for t in schedule.kept
+            if buffers.pinned(t) is None and reading.graph.tensors[t].op not in redone
+        )
+        peak = simulate(buffers, schedule).peak_bytes
+        found.append(((wish.times - 1) * held + peak, order, schedule))
+    return min(found, key=lambda entry: entry[:2])[-1]
+
+
+def _within(
+    share: float, problem: Problem, starts: set[int], there: Set[int]
+) -> Schedule:
+    """The least work with which no more than a share of stock's bytes is held."""
+    buffers, spared = problem.buffers, problem.seconds_spared
+    size = buffers.size
+    most = share * sum(size[t] for t in buffers.residuals if t not in there)
+    dearest = set(there - problem.barred)
+    left = most
+    for tensor in sorted(problem.candidates, key=lambda t: (-spared[t] / size[t], t)):
+        if tensor not in dearest and size[tensor] <= left:
+            dearest.add(tensor)
+            left -= size[tensor]
+    found: list[tuple[float, int, int, Schedule]] = []
+    tried = [frozenset[int](), frozenset(dearest), *TradeOff(problem).ladder(_RUNGS)]
+    for kept in tried:
+        held = sum(size[t] for t in kept if t not in problem.barred | there)
+        if held <= most:
+            schedule = make_schedule(buffers, kept, seeds=starts)
+            work = seconds_again(buffers.graph, schedule)
+            found.append((work, held, len(found), schedule))
+    return min(found, key=lambda entry: entry[:3])[-1]
+
+
+def _lists(reading: Reading) -> frozenset[int]:
+    """What loops are run again for: of their lists nobody knows how long they are."""
+    return frozenset(
+        tensor
+        for op in reading.graph.forward_ops
+        if op.type in op_types.CALL_TYPES
+        for tensor in op.outputs
+    )
