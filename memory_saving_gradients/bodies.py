@@ -39,7 +39,7 @@ from memory_saving_gradients.every import SQRT, marked
 from memory_saving_gradients.inside import recompute_inside
 from memory_saving_gradients.inside_choice import Inside
 from memory_saving_gradients.inside_plan import InsidePlan
-from memory_saving_gradients.long_loops import share_for_bodies, takes_most_of
+from memory_saving_gradients.long_loops import takes_most_of
 from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.split import (
     as_differentiated,
@@ -82,7 +82,6 @@ class Within:
     _sizes: dict[int, int] = field(default_factory=dict)
     _bodies: list[tf.Graph] = field(default_factory=list)  # keeps ids of `_sizes` valid
     _whole: dict[int, tuple[tf.Graph, str]] = field(default_factory=dict)
-    _shared: float | None = None
 
     @property
     def unknown_dim(self) -> int:
@@ -142,7 +141,6 @@ class Within:
             runs=factor,
             stock_runs=factor,
             cost=self.setting.cost,
-            share=self._share(body),
         )
         if not tf_internals_bodies.is_loop_body(body):
             yield wish
@@ -161,22 +159,12 @@ class Within:
             runs=own if again else factor * own,
             stock_runs=factor * own,
             assumed=known is None,
-            share=None if split_of(loop) or (loop and held_again(loop)) else wish.share,
         )
         self._loops.append((factor * own, body))
         try:
             yield wish
         finally:
             self._loops.pop()
-
-    def _share(self, body: tf.Graph) -> float | None:
-        """How much of what stock holds bodies may hold, if there is a budget."""
-        budget = self.setting and self.setting.checkpoints
-        if not isinstance(budget, Budget):
-            return None
-        if self._shared is None:
-            self._shared = share_for_bodies(budget, self.graph or body.outer_graph)
-        return self._shared
 
     def _alike(self, body: tf.Graph) -> int:
         around = self._loops[-1][1] if self._loops else self.graph

@@ -117,7 +117,7 @@ def _settle(
     ]
     originals = {t: original for t, original in copied if original is not None}
     there = {t for t, tensor in originals.items() if captures.is_there_anyway(tensor)}
-    schedule = planned_inside(wish, buffers, reading, starts, there)
+    schedule = planned_inside(wish, buffers, reading, starts)
     redone = set(schedule.recomputed)
     kept = [
         t

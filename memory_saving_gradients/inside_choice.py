@@ -7,15 +7,12 @@ and what it recomputes only once. So the plan is taken for which
 
     times * (bytes kept) + (peak of the body) - (bytes kept)
 
-is less. `speed` keeps the least bytes with which nothing heavy is recomputed.
-
-Under a budget that is the cheapest of some selections which hold no more than the share
-that bodies have of it.
+is less. For `speed` the first is the one of least bytes with which nothing heavy is
+recomputed. Under a budget nothing is kept: there is no plan around yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,16 +25,12 @@ from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.planners.settled import casts_of_what_rests
 from memory_saving_gradients.planners.storage import least_held
-from memory_saving_gradients.planners.trade_off import TradeOff
-from memory_saving_gradients.schedule import Schedule, make_schedule, seconds_again
+from memory_saving_gradients.schedule import Schedule, make_schedule
 from memory_saving_gradients.simulate import simulate
 from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.twins import original_of
 
 __all__ = ["Inside", "planned_inside"]
-
-_RUNGS = 8
-"""Different selections that are tried under a budget."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,6 @@ class Inside:
         stock_runs: As in `InsidePlan`.
         assumed: As in `InsidePlan`.
         cost: Measured seconds of ops; None for those of the model.
-        share: How much of what stock holds may be held, None for as little as may be.
     """
 
     checkpoints: Checkpoints
@@ -63,7 +55,6 @@ class Inside:
     stock_runs: int = 1
     assumed: bool = False
     cost: Measured | None = None
-    share: float | None = None
 
     @property
     def replays(self) -> bool:
@@ -93,15 +84,9 @@ def planned_inside(
     buffers: Buffers,
     reading: Reading,
     starts: set[int],
-    there: Set[int],
 ) -> Schedule:
-    """The better of the plans that the module's outline speaks of.
-
-    What is `there` anyway takes no room if it is kept.
-    """
+    """The better of the plans that the module's outline speaks of."""
     problem = Problem(buffers, barred=casts_of_what_rests(buffers) | _lists(reading))
-    if wish.share is not None:
-        return _within(wish.share, problem, starts, there)
     candidates: list[frozenset[int]] = [frozenset()]
     if isinstance(wish.checkpoints, Auto):
         if wish.checkpoints.mode == "speed":
@@ -126,30 +111,6 @@ def planned_inside(
         peak = simulate(buffers, schedule).peak_bytes
         found.append(((wish.times - 1) * held + peak, order, schedule))
     return min(found, key=lambda entry: entry[:2])[-1]
-
-
-def _within(
-    share: float, problem: Problem, starts: set[int], there: Set[int]
-) -> Schedule:
-    """The least work with which no more than a share of stock's bytes is held."""
-    buffers, spared = problem.buffers, problem.seconds_spared
-    size = buffers.size
-    most = share * sum(size[t] for t in buffers.residuals if t not in there)
-    dearest = set(there - problem.barred)
-    left = most
-    for tensor in sorted(problem.candidates, key=lambda t: (-spared[t] / size[t], t)):
-        if tensor not in dearest and size[tensor] <= left:
-            dearest.add(tensor)
-            left -= size[tensor]
-    found: list[tuple[float, int, int, Schedule]] = []
-    tried = [frozenset[int](), frozenset(dearest), *TradeOff(problem).ladder(_RUNGS)]
-    for kept in tried:
-        held = sum(size[t] for t in kept if t not in problem.barred | there)
-        if held <= most:
-            schedule = make_schedule(buffers, kept, seeds=starts)
-            work = seconds_again(buffers.graph, schedule)
-            found.append((work, held, len(found), schedule))
-    return min(found, key=lambda entry: entry[:3])[-1]
 
 
 def _lists(reading: Reading) -> frozenset[int]:

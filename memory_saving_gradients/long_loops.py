@@ -1,7 +1,4 @@
-"""What becomes of loops and other bodies under a budget, when nobody has said.
-
-Their gradients are built before there is anything to plan with, so that what they may
-hold is settled by an estimate.
+"""Which loops are split under a budget, when nobody has said.
 
 A loop is split before its gradient is built, and so before there is anything to plan
 with. What it takes is estimated, therefore: its state, once an iteration, is what it
@@ -25,7 +22,7 @@ from memory_saving_gradients.split import state_bytes
 from memory_saving_gradients.stored import ASSUMED_ITERATIONS, bytes_of
 from memory_saving_gradients.trip_counts import iterations
 
-__all__ = ["share_for_bodies", "takes_most_of"]
+__all__ = ["takes_most_of"]
 
 _NEEDS_RESULT = frozenset(
     """Elu Exp Max Min Relu Relu6 Rsqrt Selu Sigmoid Softmax LogSoftmax Sqrt Tanh
@@ -60,19 +57,6 @@ def takes_most_of(budget: Budget, loop: tf.Operation, graph: tf.Graph) -> bool:
         return False
     stock = max(map(_needed_bytes, graphs)) if budget.is_share else 0
     return 2 * sum(states) > room(budget, stock)
-
-
-def share_for_bodies(budget: Budget, graph: tf.Graph) -> float:
-    """How much bodies may hold under a budget, as a share of what stock's hold.
-
-    Half of what the whole may: the rest is for what runs, and for the estimate.
-
-    Args:
-        budget: The budget.
-        graph: What is differentiated.
-    """
-    needed = _needed_bytes(graph)
-    return 0.5 * min(room(budget, needed) / needed, 1.0) if needed else 0.0
 
 
 def _states(loop: tf.Operation) -> int:

@@ -174,6 +174,8 @@ def exported(op: tf.Operation) -> list[tuple[int, tf.Tensor]]:
         for number, output in enumerate(body.outputs[: len(op.outputs)]):
             if output.op.type == "TensorListPushBack":
                 found.append((number, output.op.inputs[1]))
+            elif output.op.type == "TensorListSetItem":
+                found.append((number, output.op.inputs[2]))
             elif output.op.type == "OptionalFromValue":
                 found.append((number, output.op.inputs[0]))
     return found

@@ -156,6 +156,10 @@ class _Reader:
             math.prod(shape) * _item_bytes(tensor.dtype)
             for tensor, shape in zip(self._tensors, self._shapes, strict=True)
         ]
+        for op in self._ops:
+            if op.type == "TensorListFromTensor":  # it copies
+                source = self._ids[id(op.inputs[0])]
+                self._sizes[self._ids[id(op.outputs[0])]] = self._sizes[source]
         for op in forward:
             for number, held in stored.side_outputs(op, unknown_dim).items():
                 self._sizes[self._ids[id(op.outputs[number])]] = held

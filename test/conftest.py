@@ -37,9 +37,12 @@ SLOW_FILES = frozenset(
         "test_called.py",
         "test_gpt3_layer.py",
         "test_looking_scripts.py",
+        "test_measured.py",
+        "test_nested.py",
         "test_recurrent.py",
         "test_recurrent_split.py",
         "test_second_order.py",
+        "test_split.py",
     )
 )
 """Files whose tests take long together."""

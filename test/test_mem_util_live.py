@@ -138,7 +138,14 @@ def agreement(make: str) -> None:
     print(f"measure {measured}, trace {traced}, records {recorded}")
 
 
-@pytest.mark.parametrize("make", ["dense_model", "conv_model", "transformer_model"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        "dense_model",
+        pytest.param("conv_model", marks=pytest.mark.slow),
+        pytest.param("transformer_model", marks=pytest.mark.slow),
+    ],
+)
 def test_measure_trace_and_records_agree(make):
     # In a process of its own: the chunks of an allocator that others have used before
     # are larger than what is asked for.

@@ -131,9 +131,11 @@ def test_peaks_do_not_depend_on_the_number_of_threads():
     ("name", "scale", "shares"),
     [
         ("mlp", 0.25, {"memory": 0.24, "speed": 0.34}),
-        ("transformer", 0.5, {"memory": 0.27}),
-        ("resnet62", 0.4, {"memory": 0.38, "speed": 0.53}),
-        ("unet", 0.5, {"memory": 0.70}),
+        pytest.param("transformer", 0.5, {"memory": 0.27}, marks=pytest.mark.slow),
+        pytest.param(
+            "resnet62", 0.4, {"memory": 0.38, "speed": 0.53}, marks=pytest.mark.slow
+        ),
+        pytest.param("unet", 0.5, {"memory": 0.70}, marks=pytest.mark.slow),
     ],
 )
 def test_share_of_the_peak_of_stock(name: str, scale: float, shares: dict[str, float]):

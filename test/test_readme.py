@@ -65,7 +65,8 @@ def test_plan_looks_as_printed_in_the_readme(output: subprocess.CompletedProcess
         place = r"train\.py:\d+"
         assert re.findall(place, told) == re.findall(place, line)
         if "planning took" not in told:
-            assert figures(line) == pytest.approx(figures(told), rel=0.01), line
+            # The Keras of TensorFlow 2.16 makes a little more of the same layers.
+            assert figures(line) == pytest.approx(figures(told), rel=0.03), line
     assert len(figures(lines[1])) == 3  # both peaks and their ratio
 
 

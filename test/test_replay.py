@@ -18,7 +18,7 @@ from tape_helpers import chain, variables
 from tf_helpers import EXACT_ROUTES, Work, check, copies_in, fixed
 
 import memory_saving_gradients as msg
-from memory_saving_gradients import budgeted, inside, selection
+from memory_saving_gradients import budgeted, inside_choice, selection
 from memory_saving_gradients.checkpoints import parse
 
 v1 = tf.compat.v1
@@ -85,7 +85,7 @@ def no_planner(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
         never_any = {"memory": never, "speed": never}
         monkeypatch.setattr(selection, "PLANNERS", never_any)
-        monkeypatch.setattr(inside, "PLANNERS", never_any)
+        monkeypatch.setattr(inside_choice, "PLANNERS", never_any)
         monkeypatch.setattr(budgeted, "plan_budget", never)
 
     return forbid
