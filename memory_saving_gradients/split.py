@@ -63,16 +63,12 @@ _SOUGHT = "_memory_saving_gradients_sought"
 # The attribute of what makes a list that holds what stands for that list.
 _STAND_IN = "_memory_saving_gradients_stand_in"
 
-# The attribute of an inner loop that names the inputs which are lists that it only
-# writes to; that there is one means that it is run again.
+# That of an inner loop, which is run again: which inputs are lists only written to.
 _AGAIN = "_memory_saving_gradients_again"
 
 
 def held_again(op: tf.Operation) -> frozenset[int] | None:
-    """Which inputs of an inner loop are lists that it only writes to.
-
-    None if it is no inner loop, which is run again whatever else is.
-    """
+    """Which inputs of an inner loop are lists only written to, None if it is none."""
     return getattr(op, _AGAIN, None)
 
 
@@ -195,6 +191,9 @@ def split_loop(loop: tf.Operation, every: Every) -> str:
     condition, body = tf_internals_bodies.graphs_of_loop(loop)
     if condition is None or body is None or body.deferred_external_captures:
         return "what it runs is not known to Python"
+    graphs = (body, *tf_internals_bodies.graphs_inside(body))
+    if any(op.type in op_types.LOOP_TYPES for g in graphs for op in g.get_operations()):
+        return "there is a loop inside it"
     if tf_internals_loops.has_been_differentiated(loop):
         return "another gradient of it is there"
     steps = steps_of(every, loop)

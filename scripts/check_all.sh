@@ -62,6 +62,7 @@ wheel=("$elsewhere"/wheel/*.whl)
 begin "installing the wheel in a clean environment"
 make_venv "$elsewhere/venv"
 install_with_tensorflow "$elsewhere/venv" "${wheel[0]}[test]"
+install_keras_2 "$elsewhere/venv"
 
 begin "the suite on the installed wheel"
 copy_tree "$elsewhere/copy" . \

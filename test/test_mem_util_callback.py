@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras
 from saving_helpers import python
 
 import mem_util
@@ -18,7 +17,14 @@ from mem_util.allocator import read_counters
 WIDTH, DEPTH = 64, 20
 # One activation; all of a step's tensors are far below the 256 KiB of the statistics.
 UNIT = 4 * 100 * WIDTH
-PACKAGES = pytest.mark.parametrize("package", [keras, tf_keras])
+try:
+    import tf_keras
+except ImportError:  # not everybody has Keras 2
+    tf_keras = None
+KERAS_2 = pytest.mark.skipif(tf_keras is None, reason="tf_keras is not there")
+PACKAGES = pytest.mark.parametrize(
+    "package", [keras, pytest.param(tf_keras, marks=KERAS_2, id="tf_keras")]
+)
 
 
 def small(package, **compiled):
@@ -115,6 +121,7 @@ def test_under_xla_the_trace_says_that_it_is_without():
 @pytest.mark.parametrize("kind", ["ragged", "dict", "generator"])
 def test_other_kinds_of_input(kind):
     if kind == "ragged":
+        pytest.importorskip("tf_keras")
         words = tf_keras.Input([None], ragged=True, dtype="int64")
         x = tf_keras.layers.Embedding(10, 8)(words)
         x = tf_keras.layers.Lambda(lambda x: tf.reduce_sum(x, axis=1))(x)

@@ -64,11 +64,12 @@ def test_the_peak_of_a_layer(jit: bool) -> None:
 @pytest.mark.parametrize("jit", [False, True])
 def test_a_budget_that_only_a_split_loop_keeps_to(jit: bool) -> None:
     stock = peak(jit, None)
-    found = peak(jit, "20%")
+    found = peak(jit, "30%")
     plan = msg.last_plan()
     assert any(body.every == 10 for body in plan.bodies)
     assert plan.predicted_peak_bytes <= plan.budget_bytes
-    assert found <= 0.5 * stock
+    # The list of the outputs counts less in the plan than it takes.
+    assert found <= (0.5 if jit else 0.4) * stock
 
 
 def test_a_large_budget_leaves_loops_alone() -> None:

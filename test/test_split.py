@@ -600,3 +600,24 @@ def test_every_is_checked() -> None:
         msg.enable(every=True)
     with pytest.raises(ValueError, match=r'at least 1, but got 0\. Give "sqrt"'):
         msg.GradientTape(every=0)
+
+
+@pytest.mark.parametrize("setting", [{"every": 2}, {"checkpoints": "60%"}])
+def test_a_loop_with_a_loop_inside_stays_whole(setting: dict[str, Any]) -> None:
+    def step(differentiate: Any, **keywords: Any) -> np.ndarray:
+        @tf.function(autograph=False)
+        def function(x: tf.Tensor) -> Any:
+            def outer(i: tf.Tensor, y: tf.Tensor) -> Any:
+                _, y = tf.while_loop(
+                    lambda j, _: j < 4, lambda j, y: (j + 1, tf.sin(y)), (0, y)
+                )
+                return i + 1, tf.sin(y)
+
+            _, y = tf.while_loop(lambda i, _: i < 6, outer, (0, x))
+            return differentiate(tf.reduce_sum(tf.tanh(y) * y), [x], **keywords)
+
+        return function(tf.constant(fixed(64, 64)))[0].numpy()
+
+    stock = step(tf.gradients)
+    with contextlib.suppress(msg.BudgetError):
+        np.testing.assert_array_equal(stock, step(msg.gradients, **setting))
