@@ -604,7 +604,9 @@ def test_every_is_checked() -> None:
         msg.GradientTape(every=0)
 
 
-@pytest.mark.parametrize("setting", [{"every": 2}, {"checkpoints": "60%"}])
+@pytest.mark.parametrize(
+    "setting", [{"checkpoints": "memory", "every": 2}, {"checkpoints": "60%"}]
+)
 def test_a_loop_with_a_loop_inside_stays_whole(setting: dict[str, Any]) -> None:
     def step(differentiate: Any, **keywords: Any) -> np.ndarray:
         @tf.function(autograph=False)
