@@ -60,7 +60,7 @@ _LITTLE = 64
 # The attribute of a body that names with respect to what it is differentiated.
 _SOUGHT = "_memory_saving_gradients_sought"
 
-# The attribute of what makes a list that holds what stands for that list.
+# That of what makes a list: what stands for that list.
 _STAND_IN = "_memory_saving_gradients_stand_in"
 
 # That of an inner loop, which is run again: which inputs are lists only written to.
@@ -194,6 +194,8 @@ def split_loop(loop: tf.Operation, every: Every) -> str:
     graphs = (body, *tf_internals_bodies.graphs_inside(body))
     if any(op.type in op_types.LOOP_TYPES for g in graphs for op in g.get_operations()):
         return "there is a loop inside it"
+    if tf_internals_bodies.is_loop_body(loop.graph):
+        return "it stands inside another loop"
     if tf_internals_loops.has_been_differentiated(loop):
         return "another gradient of it is there"
     steps = steps_of(every, loop)
