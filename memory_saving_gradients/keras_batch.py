@@ -1,4 +1,4 @@
-"""The size of the batches that a call of `fit` will make, as far as its arguments say.
+"""What a call of `fit` is given: above all the size of the batches that it will make.
 
 Graphs are traced for batches of any size where the last one may be smaller. Plans want
 to know what the others are.
@@ -12,16 +12,16 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["batch_size_of"]
+__all__ = ["batch_size_of", "given_to_fit"]
 
 _OF_KERAS = 32
 """What `fit` makes of arrays if it is not told."""
 
 
-def batch_size_of(
+def given_to_fit(
     fit: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> int | None:
-    """The size of a batch, None if nothing says it.
+) -> dict[str, Any]:
+    """The arguments of a call of `fit` by name; none if it cannot be called so.
 
     Args:
         fit: The `fit` of a model.
@@ -31,8 +31,16 @@ def batch_size_of(
     try:
         given = inspect.signature(fit).bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):  # `fit` itself will say so
-        return None
-    given = {**given.get("kwargs", {}), **given}
+        return {}
+    return {**kwargs, **given}
+
+
+def batch_size_of(given: Mapping[str, Any]) -> int | None:
+    """The size of a batch, None if nothing says it.
+
+    Args:
+        given: The arguments of `fit` by name.
+    """
     size = given.get("batch_size")
     if isinstance(size, int) and size > 0:
         return size

@@ -7,7 +7,6 @@ what else is made once. `fit` of a single step says at its end what that one too
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from memory_saving_gradients.autodiff import Outcome
-from memory_saving_gradients.keras_batch import batch_size_of
+from memory_saving_gradients.keras_batch import batch_size_of, given_to_fit
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.wording import sizes_like
 
@@ -91,9 +90,10 @@ class Line:
         @functools.wraps(fit)
         def saying_fit(*args: Any, **kwargs: Any) -> Any:
             outer = self._silent, self._bar
-            verbose = _verbose(fit, args, kwargs)
+            given = given_to_fit(fit, args, kwargs)
+            verbose = given.get("verbose", "auto") if given else None
             self._silent, self._bar = verbose in (0, "0"), verbose in (1, "1", "auto")
-            self.batch_size = batch_size_of(fit, args, kwargs)
+            self.batch_size = batch_size_of(given)
             try:
                 result = fit(*args, **kwargs)
                 self._bar = False  # it has ended, and its line with it
@@ -149,12 +149,3 @@ def _peaks(plan: Plan) -> str:
         (new, old), why = consumed, ", each gradient consumed as it comes"
         size = sizes_like(old)
     return f"{size(new)} instead of stock's {size(old)}{why}"
-
-
-def _verbose(fit: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """What `fit` is called with as `verbose`."""
-    try:
-        given = inspect.signature(fit).bind_partial(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # `fit` itself will say so
-        return None
-    return given.get("verbose", kwargs.get("verbose", "auto"))

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from memory_saving_gradients import stored, tf_internals
+from memory_saving_gradients import tf_internals
+from memory_saving_gradients.trip_counts import source_of
 
 __all__ = ["assigned_references", "users_before"]
 
@@ -50,5 +51,5 @@ def assigned_references(ops: Sequence[tf.Operation]) -> set[int]:
             # What only reads one, `Identity` say, gives out no reference.
             gives = any(t.dtype != t.dtype.base_dtype for t in op.outputs)
             if gives and first.dtype != first.dtype.base_dtype:
-                found.add(id(stored.source_of(first)))
+                found.add(id(source_of(first)))
     return found

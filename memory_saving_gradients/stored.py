@@ -9,9 +9,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals_bodies
-from memory_saving_gradients.trip_counts import iterations
+from memory_saving_gradients.trip_counts import iterations, source_of
 
-__all__ = ["ASSUMED_ITERATIONS", "bytes_of", "side_outputs", "source_of"]
+__all__ = ["ASSUMED_ITERATIONS", "bytes_of", "side_outputs"]
 
 ASSUMED_ITERATIONS = 64
 """What a loop is taken to run if nothing in the graph says how often it does."""
@@ -45,13 +45,6 @@ def bytes_of(tensor: tf.Tensor, unknown_dim: int) -> int:
     for size in tensor.shape.as_list():
         count *= unknown_dim if size is None else size
     return int(count)
-
-
-def source_of(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor whose buffer a tensor lives in."""
-    while tensor.op.type in op_types.ALIAS_TYPES and tensor.op.inputs:
-        tensor = tensor.op.inputs[0]
-    return tensor
 
 
 def _held(tensor: tf.Tensor, unknown_dim: int) -> int:

@@ -35,6 +35,7 @@ from memory_saving_gradients import op_types, stored, tf_internals, tf_internals
 from memory_saving_gradients.calls import handed_on, reads_to_give_out
 from memory_saving_gradients.pins import pin_of
 from memory_saving_gradients.split import held_again, of_outer, stand_in
+from memory_saving_gradients.trip_counts import source_of
 
 __all__ = ["Captures"]
 
@@ -94,7 +95,7 @@ class Captures:
             )
             ends = [t for t in results if tf.is_tensor(t)]
             self._ends = set(map(id, ends))
-            self._given_out = self._ends.union(id(stored.source_of(t)) for t in ends)
+            self._given_out = self._ends.union(id(source_of(t)) for t in ends)
 
     def capture(
         self, stock: Callable[..., tf.Tensor], tensor: tf.Tensor, name: str

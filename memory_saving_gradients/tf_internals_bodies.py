@@ -22,6 +22,7 @@ from memory_saving_gradients.tf_internals import (
 )
 
 __all__ = [
+    "CONTROL_FLOW",
     "DELAYED_PAIRS",
     "TAPE_PAIRS",
     "bodies_of",
@@ -83,7 +84,7 @@ no_recording = _bind("tensorflow.python.eager.record", "stop_recording")
 # What tells TensorFlow's shape inference what a list is a list of.
 _copy_handle_data = _bind("tensorflow.python.ops.handle_data_util", "copy_handle_data")
 
-_CONTROL_FLOW = frozenset(
+CONTROL_FLOW = frozenset(
     "Case If StatelessCase StatelessIf StatelessWhile While".split()
 )
 
@@ -170,7 +171,7 @@ def exported(op: tf.Operation) -> list[tuple[int, tf.Tensor]]:
         Numbers of outputs, each with a tensor of a body: what one iteration appends.
     """
     found = []
-    for body in bodies_of(op) if op.type in _CONTROL_FLOW else ():
+    for body in bodies_of(op) if op.type in CONTROL_FLOW else ():
         for number, output in enumerate(body.outputs[: len(op.outputs)]):
             if output.op.type == "TensorListPushBack":
                 found.append((number, output.op.inputs[1]))

@@ -24,10 +24,6 @@ _copy_handle_data = _bind("tensorflow.python.ops.handle_data_util", "copy_handle
 _body_of = _bind("tensorflow.python.ops.control_flow_util_v2", "get_func_graph")
 _unique_number = _bind("tensorflow.python.framework.ops", "uid")
 
-_CONTROL_FLOW = frozenset(
-    "Case If StatelessCase StatelessIf StatelessWhile While".split()
-)
-
 
 def empty_graph() -> tf.Graph:
     """A graph to try things out in, inside the one that is being built.
@@ -43,7 +39,7 @@ def copy_apart(
 ) -> tf.Operation:
     """A copy in another graph whose bodies are its own, as far as there are any."""
     copy = tf_internals_bodies.copy_whole(graph, op, inputs)
-    if op.type in _CONTROL_FLOW:
+    if op.type in tf_internals_bodies.CONTROL_FLOW:
         _own_bodies(copy, op)
     return copy
 
@@ -73,7 +69,7 @@ def _own_bodies(copy: tf.Operation, original: tf.Operation) -> None:
                     made.set_shape(shaped.shape)
                     if made.dtype in (tf.variant, tf.resource):
                         _copy_handle_data(shaped, made)
-                if op.type in _CONTROL_FLOW:
+                if op.type in tf_internals_bodies.CONTROL_FLOW:
                     pending.append((op, twin))
 
 

@@ -31,6 +31,7 @@ from memory_saving_gradients.graph import (
 )
 from memory_saving_gradients.pins import pin_of
 from memory_saving_gradients.tf_shapes import full_shapes
+from memory_saving_gradients.trip_counts import source_of
 
 __all__ = ["Reading", "read"]
 
@@ -278,7 +279,7 @@ class _Reader:
         if (
             pin is None
             and self._assigned
-            and any(id(stored.source_of(t)) in self._assigned for t in op.inputs)
+            and any(id(source_of(t)) in self._assigned for t in op.inputs)
         ):
             return Pin.ASSIGNED
         return pin or (Pin.FOREIGN if id(op) in self._pinned else None)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals_bodies
 
-__all__ = ["Split", "iterations", "split_of"]
+__all__ = ["Split", "iterations", "source_of", "split_of"]
 
 # The attribute of a loop that has become a loop of loops.
 _SPLIT = "_memory_saving_gradients_split"
@@ -57,11 +57,11 @@ def iterations(loop: tf.Operation | None) -> int | None:
     condition, body = tf_internals_bodies.graphs_of_loop(loop)
     if condition is None or body is None:
         return None
-    pending = [_source(condition.outputs[0])]
+    pending = [source_of(condition.outputs[0])]
     while pending:
         test = pending.pop()
         if test.op.type == "LogicalAnd":
-            pending.extend(map(_source, test.op.inputs))
+            pending.extend(map(source_of, test.op.inputs))
         elif test.op.type in ("Less", "LessEqual"):
             found = _counted(loop, condition, body, test.op)
             if found is not None:
@@ -73,14 +73,14 @@ def _counted(
     loop: tf.Operation, condition: tf.Graph, body: tf.Graph, test: tf.Operation
 ) -> int | None:
     """The iterations until a counter has reached a limit."""
-    counter, limit = map(_source, test.inputs)
+    counter, limit = map(source_of, test.inputs)
     place = _place(condition, counter)
     if place is None:
         return None
-    step = _source(body.outputs[place]).op
+    step = source_of(body.outputs[place]).op
     if step.type not in ("Add", "AddV2"):
         return None
-    terms = [_source(t) for t in step.inputs]
+    terms = [source_of(t) for t in step.inputs]
     own = [_place(body, t) for t in terms]
     if place not in own:
         return None
@@ -108,12 +108,13 @@ def _value(
     place = _place(graph, tensor)
     if place is None:
         return tf.get_static_value(tensor)
-    if _place(body, _source(body.outputs[place])) != place:
+    if _place(body, source_of(body.outputs[place])) != place:
         return None
     return tf.get_static_value(loop.inputs[place])
 
 
-def _source(tensor: tf.Tensor) -> tf.Tensor:
+def source_of(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor whose buffer a tensor lives in."""
     while tensor.op.type in op_types.ALIAS_TYPES and tensor.op.inputs:
         tensor = tensor.op.inputs[0]
     return tensor

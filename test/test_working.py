@@ -106,17 +106,23 @@ def test_what_runs_inside_is_an_output_that_nobody_reads() -> None:
     assert op.seconds > 0 and graph is plain.ops[0].graph
 
 
-def test_simulators_agree_on_what_runs_inside() -> None:
+def planned(checkpoints: str, blocks: int, rows: int) -> msg.Plan:
+    """The plan of a chain of called blocks, 64 wide."""
+
     @tf.function(autograph=False)
     def step(x: tf.Tensor) -> Any:
-        weights = [tf.constant(fixed(64, 64, seed=n)) for n in range(4)]
-        with msg.GradientTape(checkpoints="memory") as tape:
+        weights = [tf.constant(fixed(64, 64, seed=n)) for n in range(blocks)]
+        with msg.GradientTape(checkpoints=checkpoints) as tape:
             tape.watch(x)
             loss = tf.reduce_sum(called(x, weights))
         return tape.gradient(loss, x)
 
-    step.get_concrete_function(tf.constant(fixed(64, 64)))
-    plan = msg.last_plan()
+    step.get_concrete_function(tf.constant(fixed(rows, 64)))
+    return msg.last_plan()
+
+
+def test_simulators_agree_on_what_runs_inside() -> None:
+    plan = planned("memory", 4, 64)
     buffers = Buffers(
         plan.reading.graph, [s.op for s in plan.schedule.steps if not s.copy]
     )
@@ -128,33 +134,13 @@ def test_simulators_agree_on_what_runs_inside() -> None:
 
 
 def test_percentages_are_of_what_stock_holds_in_bodies() -> None:
-    weights = [tf.constant(fixed(64, 64, seed=n)) for n in range(12)]
-
-    @tf.function(autograph=False)
-    def step(x: tf.Tensor) -> Any:
-        with msg.GradientTape(checkpoints="50%") as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(called(x, weights))
-        return tape.gradient(loss, x)
-
-    step.get_concrete_function(tf.constant(fixed(1024, 64)))
-    plan = msg.last_plan()
+    plan = planned("50%", 12, 1024)
     assert plan.budget_bytes == plan.stock_peak_bytes // 2
     assert plan.predicted_peak_bytes <= plan.budget_bytes
 
 
 def test_bodies_that_are_alike_share_a_line() -> None:
-    weights = [tf.constant(fixed(64, 64, seed=n)) for n in range(12)]
-
-    @tf.function(autograph=False)
-    def step(x: tf.Tensor) -> Any:
-        with msg.GradientTape(checkpoints="memory") as tape:
-            tape.watch(x)
-            loss = tf.reduce_sum(called(x, weights))
-        return tape.gradient(loss, x)
-
-    step.get_concrete_function(tf.constant(fixed(1024, 64)))
-    assert "(12 of them): 1 run holds 0 " in msg.last_plan().summary()
+    assert "(12 of them): 1 run holds 0 " in planned("memory", 12, 1024).summary()
 
 
 @pytest.mark.parametrize("checkpoints", ("memory", "speed"))
