@@ -25,7 +25,12 @@ from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.planners import PLANNERS, Problem
 from memory_saving_gradients.planners.settled import casts_of_what_rests
 from memory_saving_gradients.planners.storage import least_held
-from memory_saving_gradients.schedule import Schedule, make_schedule
+from memory_saving_gradients.schedule import (
+    Schedule,
+    least_significant,
+    loosened,
+    make_schedule,
+)
 from memory_saving_gradients.simulate import simulate
 from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.twins import original_of
@@ -96,12 +101,7 @@ def planned_inside(
             candidates.append(PLANNERS[wish.checkpoints.mode](problem))
     found = []
     for order, kept in enumerate(candidates):
-        schedule = make_schedule(
-            buffers,
-            kept,
-            seeds=starts,
-            significant_bytes=problem.stock_peak_bytes // 2000,
-        )
+        schedule = make_schedule(buffers, kept, seeds=starts)
         redone = set(schedule.recomputed)
         held = sum(
             buffers.size[t]
@@ -109,6 +109,8 @@ def planned_inside(
             if buffers.pinned(t) is None and reading.graph.tensors[t].op not in redone
         )
         peak = simulate(buffers, schedule).peak_bytes
+        significant_bytes = least_significant(buffers, peak)
+        schedule = loosened(buffers, schedule, starts, significant_bytes)
         found.append(((wish.times - 1) * held + peak, order, schedule))
     return min(found, key=lambda entry: entry[:2])[-1]
 

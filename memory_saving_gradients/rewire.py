@@ -33,6 +33,8 @@ from memory_saving_gradients.planners import Problem
 from memory_saving_gradients.schedule import (
     Schedule,
     Step,
+    least_significant,
+    loosened,
     make_schedule,
     seconds_again,
 )
@@ -149,12 +151,13 @@ def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
         buffers,
         choice.kept,
         seeds=study.starts,
-        significant_bytes=stock.peak_bytes // 2000,
         reruns=choice.reruns,
     )
     if isinstance(checkpoints, SavedPlan):
         replay.require_same_work(checkpoints, schedule, reading)
     timeline = simulate(buffers, schedule)
+    significant_bytes = least_significant(buffers, timeline.peak_bytes)
+    schedule = loosened(buffers, schedule, study.starts, significant_bytes)
     extra = seconds_again(reading.graph, schedule)
     gain = gain_of(buffers, choice.kept, stock, timeline, extra)
     if choice.reruns is not None:

@@ -20,10 +20,13 @@ The algorithm:
    first step that needs it. On a chain this is exactly recomputation by segments; on
    other graphs it needs no segments. (A planner may say otherwise, `reruns`, if ops
    shall run more than twice: then a step reads the newest copy made before it.)
-3. `make_schedule`: steps in order; each step that touches a buffer worth the name waits
-   for the one before it on the same device, even if it reads from it (Grappler moves
-   data edges). A copy waits, too, for gradients that come from another device, and
-   whatever has a device for the step before it that has none.
+3. `make_schedule`: steps in order; each waits for the one before it on the same
+   device, even if it reads from it (Grappler moves data edges). A copy waits, too, for
+   gradients that come from another device, and whatever has a device for the step
+   before it that has none.
+4. `loosened`: a tie costs time, so backward ops whose buffers are too small to move the
+   peak run when they like. What is small hangs on the peak of the plan and not on
+   stock's: the deeper a network, the further these two are apart.
 
 Linear up to the logarithm of a heap.
 
@@ -37,7 +40,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.graph import TrainingGraph
@@ -50,6 +53,8 @@ __all__ = [
     "copies_by_slot",
     "copy_slots",
     "lay_out",
+    "least_significant",
+    "loosened",
     "make_schedule",
     "next_backward",
     "seconds_again",
@@ -57,6 +62,12 @@ __all__ = [
 
 NEVER = 1 << 60
 """A slot after all slots: what needs no copy."""
+
+_LARGE_ALONE = 2000
+"""A buffer above this fraction of the peak is never small ..."""
+
+_ROOM = 20
+"""... and all small ones together, alive at once, add at most this fraction of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +162,6 @@ def make_schedule(
     kept: Set[int],
     *,
     seeds: Set[int] = frozenset(),
-    significant_bytes: int = 0,
     reruns: Mapping[int, Sequence[int]] | None = None,
 ) -> Schedule:
     """Lays out the backward pass for a selection and ties it down.
@@ -160,8 +170,6 @@ def make_schedule(
         buffers: The buffer view of the graph.
         kept: Ids of the tensors that are kept.
         seeds: Ids of the backward ops that everything starts from.
-        significant_bytes: Steps that touch no buffer of this size run when they
-            like: their order moves no peak, and a tie costs time.
         reruns: For each slot the positions whose ops are copied before it, ascending,
             where an op is to be copied more than once (see `planners.nested`); None
             for what `copy_slots` says.
@@ -178,8 +186,36 @@ def make_schedule(
     held = frozenset(
         t for t in needed if t in kept or buffers.graph.tensors[t].op not in redone
     )
-    ties = _ties(buffers, steps, seeds, significant_bytes)
+    ties = _ties(buffers, steps, seeds)
     return Schedule(steps, tuple(ties), held)
+
+
+def loosened(
+    buffers: Buffers, schedule: Schedule, seeds: Set[int], significant_bytes: int
+) -> Schedule:
+    """The schedule without the ties of backward ops that touch only small buffers.
+
+    Args:
+        buffers: The buffer view of the graph.
+        schedule: All tied down.
+        seeds: As in `make_schedule`.
+        significant_bytes: The size of the least buffer that is not small.
+    """
+    ties = _ties(buffers, schedule.steps, seeds, significant_bytes)
+    return replace(schedule, ties=tuple(ties))
+
+
+def least_significant(buffers: Buffers, peak_bytes: int) -> int:
+    """From which size on buffers can move a peak of `peak_bytes`, in bytes."""
+    counts = Counter(size for size in buffers.size if size)
+    room = peak_bytes // _ROOM
+    least = 0
+    for size, count in sorted(counts.items()):
+        room -= size * count
+        if room < 0 or size > peak_bytes // _LARGE_ALONE:
+            break
+        least = size + 1
+    return least
 
 
 def _needed_tensors(buffers: Buffers, redone: Set[int]) -> list[int]:
@@ -194,9 +230,9 @@ def _ties(
     buffers: Buffers,
     steps: tuple[Step, ...],
     seeds: Set[int],
-    significant_bytes: int,
+    significant_bytes: int = 0,
 ) -> list[tuple[int, int]]:
-    """Step 3 of the module's outline."""
+    """Step 3 of the module's outline, left out where all buffers are smaller."""
     ops = buffers.graph.ops
     ties: list[tuple[int, int]] = []
     start: int | None = None
