@@ -40,7 +40,8 @@ from memory_saving_gradients.planners.cuts import (
     least_kept,
     selection_at,
 )
-from memory_saving_gradients.planners.memory import plan_memory
+from memory_saving_gradients.planners.exchange import save_time
+from memory_saving_gradients.planners.memory import lowest_peak, plan_memory
 from memory_saving_gradients.planners.refine import score
 from memory_saving_gradients.planners.speed import plan_speed
 from memory_saving_gradients.schedule import Schedule, make_schedule
@@ -259,6 +260,32 @@ def test_nothing_more_could_be_kept_for_free_at_random(
     plan: Planner, graph: TrainingGraph
 ):
     assert_no_slack(problem_of(graph), plan)
+
+
+@given(graph=training_graphs())
+def test_exchanges_win_time_and_raise_neither_peak(graph: TrainingGraph):
+    problem = problem_of(graph)
+    sweep = Sweep(problem.buffers, lowest_peak(problem))
+    before = sweep.peak_bytes, sweep.peak_if_consumed, sweep.extra_seconds
+    save_time(problem, sweep, sweep.work + problem.effort)
+    assert sweep.peak_bytes <= before[0]
+    assert sweep.peak_if_consumed <= before[1]
+    assert sweep.extra_seconds <= before[2]
+    assert sweep.kept >= problem.always_kept
+
+
+def test_exchanges_win_time_on_random_graphs():
+    rng = random.Random(0)
+    before = after = 0.0
+    for _ in range(40):
+        graph = random_graph(rng, 30)
+        ops = [replace(op, seconds=rng.choice([1.0, 10.0])) for op in graph.ops]
+        problem = problem_of(replace(graph, ops=tuple(ops)))
+        sweep = Sweep(problem.buffers, lowest_peak(problem))
+        before += sweep.extra_seconds
+        save_time(problem, sweep, sweep.work + problem.effort)
+        after += sweep.extra_seconds
+    assert after < 0.98 * before
 
 
 @planners

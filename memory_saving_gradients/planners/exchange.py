@@ -16,6 +16,7 @@ import math
 from collections.abc import Set
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memory_saving_gradients.planners.front import Front
 from memory_saving_gradients.planners.problem import Problem
@@ -26,7 +27,7 @@ from memory_saving_gradients.planners.refine import (
 )
 from memory_saving_gradients.sweep import Change, Sweep
 
-__all__ = ["Search"]
+__all__ = ["Search", "save_time"]
 
 _LOOKED_AT = 6
 """How many tensors of a kind `repair` tries before each change."""
@@ -48,11 +49,21 @@ class Search:
         problem: The planning problem.
         budget_bytes: What the peak may be.
         front: Remembers what was seen.
+        consumed_bytes: What the peak may be of a caller who consumes each gradient at
+            once; None if that of the other one is all that matters.
     """
 
-    def __init__(self, problem: Problem, budget_bytes: int, front: Front) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        budget_bytes: int,
+        front: Front,
+        consumed_bytes: int | None = None,
+    ) -> None:
         self.problem = problem
         self.budget_bytes = budget_bytes
+        # By how much the second limit is the tighter one.
+        self._gap = 0 if consumed_bytes is None else budget_bytes - consumed_bytes
         self.front = front
         self._tensors = np.array(sorted(problem.candidates), np.int64)
         spared, size = problem.seconds_spared, problem.buffers.size
@@ -79,7 +90,7 @@ class Search:
             changed.
         """
         changed: list[Change] = []
-        height = peak_and_near(sweep.profile(), _NEAR)
+        height = peak_and_near(self._profile(sweep), _NEAR)
         while height[0] > self.budget_bytes:
             move = None
             if len(changed) < most and sweep.extra_seconds < most_seconds:
@@ -89,7 +100,7 @@ class Search:
                     sweep.take_back(change)
                 return None
             changed.append(sweep.toggle(move))
-            height = peak_and_near(sweep.profile(), _NEAR)
+            height = peak_and_near(self._profile(sweep), _NEAR)
             self.front.see(sweep)
         return changed
 
@@ -98,7 +109,7 @@ class Search:
         fill_up(
             self.problem,
             sweep,
-            lambda: sweep.peak_bytes <= self.budget_bytes,
+            lambda: self._peak(sweep) <= self.budget_bytes,
             most_work,
             rounds=rounds,
             gained=self.front.see,
@@ -130,6 +141,18 @@ class Search:
                             sweep.take_back(other)
                 sweep.take_back(change)
 
+    def _profile(self, sweep: Sweep) -> NDArray[np.int64]:
+        """Live bytes at each step; of two curves the one that is nearer to its limit."""
+        if not self._gap:
+            return sweep.profile()
+        return np.maximum(sweep.profile(), sweep.profile_if_consumed() + self._gap)
+
+    def _peak(self, sweep: Sweep) -> int:
+        """What must not be above the budget."""
+        if not self._gap:
+            return sweep.peak_bytes
+        return max(sweep.peak_bytes, sweep.peak_if_consumed + self._gap)
+
     def _cheapest_move(
         self, sweep: Sweep, frozen: Set[int], height: tuple[int, int]
     ) -> int | None:
@@ -139,9 +162,10 @@ class Search:
         for tensor in self._at_the_peak(sweep, frozen, excess):
             before = sweep.extra_seconds
             change = sweep.toggle(tensor)
-            peak, cost = sweep.peak_bytes, sweep.extra_seconds - before
+            peak, cost = self._peak(sweep), sweep.extra_seconds - before
             lower = peak < height[0] or (
-                peak == height[0] and peak_and_near(sweep.profile(), _NEAR) < height
+                peak == height[0]
+                and peak_and_near(self._profile(sweep), _NEAR) < height
             )
             sweep.take_back(change)
             if lower:
@@ -158,7 +182,7 @@ class Search:
         """What might be let go (its original is alive at the peak), and what might be
         kept lest its copy be alive there; a few of each, the most promising."""
         tensors, spared, size = self._tensors, self._spared, self._size
-        originals, copies = sweep.alive_among(int(sweep.profile().argmax()))
+        originals, copies = sweep.alive_among(int(self._profile(sweep).argmax()))
         originals &= sweep.is_kept
         copies &= ~sweep.is_kept
         for mask in (originals, copies):
@@ -173,3 +197,15 @@ class Search:
             *tensors[held[:_LOOKED_AT]].tolist(),
             *tensors[redone[:_LOOKED_AT]].tolist(),
         )
+
+
+def save_time(problem: Problem, sweep: Sweep, most_work: int) -> None:
+    """Exchanges tensors as long as that wins time and raises neither peak.
+
+    Args:
+        problem: The planning problem.
+        sweep: The selection, changed in place.
+        most_work: Ends when the sweep has done so much.
+    """
+    search = Search(problem, sweep.peak_bytes, Front(), sweep.peak_if_consumed)
+    search.exchange(sweep, most_work)

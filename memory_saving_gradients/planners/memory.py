@@ -9,8 +9,9 @@
    of two skip connections) is found here.
 3. `spend_slack` gives time back: whatever costs most to recompute is kept wherever that
    leaves the peak where it is.
-
 4. Masks of random draws (`settled`) are kept as far as the peak rises by little.
+5. `save_time` exchanges tensors: one that is dear to recompute is kept for others that
+   are cheap, at the same peak.
 
 If no selection beats the stock graph, the same is tried once more for callers who hold
 all gradients, and then everything is kept.
@@ -19,6 +20,7 @@ all gradients, and then everything is kept.
 from __future__ import annotations
 
 from memory_saving_gradients.planners import cuts
+from memory_saving_gradients.planners.exchange import save_time
 from memory_saving_gradients.planners.problem import Problem
 from memory_saving_gradients.planners.refine import (
     CONSUMED,
@@ -48,21 +50,26 @@ _STARTS = 8
 
 def plan_memory(problem: Problem) -> frozenset[int]:
     """Makes the peak as low as this module can, then keeps masks of random draws as far
-    as the peak rises by little."""
+    as the peak rises by little, then gives back time."""
     kept = lowest_peak(problem)
-    masks = masks_of_dear_draws(problem) - problem.barred - kept
-    if not masks or kept == problem.everything:
+    if kept == problem.everything:
         return kept
     sweep = Sweep(problem.buffers, kept)
+    _keep_masks(problem, sweep)
+    if sweep.peak_bytes >= problem.stock_peak_bytes:
+        sweep = Sweep(problem.buffers, kept)
+    save_time(problem, sweep, sweep.work + problem.effort // 2)
+    return frozenset(sweep.kept)
+
+
+def _keep_masks(problem: Problem, sweep: Sweep) -> None:
+    """Step 4 of the module's outline."""
     held = _RISE_FOR_MASKS * sweep.peak_bytes
     consumed = _RISE_FOR_MASKS * sweep.peak_if_consumed
-    for mask in sorted(masks):
+    for mask in sorted(masks_of_dear_draws(problem) - problem.barred - sweep.kept):
         change = sweep.toggle(mask)
         if sweep.peak_bytes > held or sweep.peak_if_consumed > consumed:
             sweep.take_back(change)
-    if sweep.peak_bytes >= problem.stock_peak_bytes:
-        return kept
-    return frozenset(sweep.kept)
 
 
 def lowest_peak(problem: Problem) -> frozenset[int]:
