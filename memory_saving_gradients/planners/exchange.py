@@ -142,7 +142,8 @@ class Search:
                 sweep.take_back(change)
 
     def _profile(self, sweep: Sweep) -> NDArray[np.int64]:
-        """Live bytes at each step; of two curves the one that is nearer to its limit."""
+        """Live bytes at each step: the higher of the two curves, of which the
+        second is raised until both have the same limit."""
         if not self._gap:
             return sweep.profile()
         return np.maximum(sweep.profile(), sweep.profile_if_consumed() + self._gap)
