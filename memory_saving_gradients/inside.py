@@ -118,12 +118,10 @@ def _settle(
     originals = {t: original for t, original in copied if original is not None}
     there = {t for t, tensor in originals.items() if captures.is_there_anyway(tensor)}
     schedule = planned_inside(wish, buffers, reading, starts)
-    redone = set(schedule.recomputed)
+    # Of an op that is recomputed for one of its outputs another may be kept: it is read
+    # before the copy has its turn.
     kept = [
-        t
-        for t in sorted(schedule.kept)
-        if id(reading.tensors[t]) in captures.originals
-        and reading.graph.tensors[t].op not in redone
+        t for t in sorted(schedule.kept) if id(reading.tensors[t]) in captures.originals
     ]
     before = dict(captures.held)
     for tensor in kept:

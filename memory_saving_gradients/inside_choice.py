@@ -102,12 +102,7 @@ def planned_inside(
             seeds=starts,
             significant_bytes=problem.stock_peak_bytes // 2000,
         )
-        redone = set(schedule.recomputed)
-        held = sum(
-            buffers.size[t]
-            for t in schedule.kept
-            if buffers.pinned(t) is None and reading.graph.tensors[t].op not in redone
-        )
+        held = sum(buffers.size[t] for t in schedule.kept if buffers.pinned(t) is None)
         peak = simulate(buffers, schedule).peak_bytes
         found.append(((wish.times - 1) * held + peak, order, schedule))
     return min(found, key=lambda entry: entry[:2])[-1]

@@ -126,7 +126,10 @@ class Captures:
     def as_stock(self, tensor: tf.Tensor) -> tf.Tensor:
         """Captures a tensor of the body, so that it is held until it is read."""
         assert self._stock is not None
-        with tf_internals.ops_of_this_thread(self.graph) as made:
+        with (
+            tf_internals.ops_of_this_thread(self.graph) as made,
+            tf_internals_bodies.at_any_time(self.graph),
+        ):
             if self._is_same_always(tensor):
                 found = tf_internals_bodies.capture_result(
                     self.graph, self.body, tensor
@@ -187,7 +190,9 @@ class Captures:
         self.inside.add(id(copy))
         self.copies.add(id(copy))
         for original, made in zip(op.outputs, copy.outputs, strict=True):
-            self._here.setdefault(id(original), made)
+            # Another output of the op may be one that shall be kept.
+            if self._redone(original):
+                self._here.setdefault(id(original), made)
             self.originals[id(made)] = original
 
     def _sources(self, op: tf.Operation) -> list[tf.Tensor]:

@@ -25,6 +25,7 @@ __all__ = [
     "CONTROL_FLOW",
     "DELAYED_PAIRS",
     "TAPE_PAIRS",
+    "at_any_time",
     "bodies_of",
     "branches",
     "capture_result",
@@ -80,6 +81,12 @@ _tensor_id = _bind("tensorflow.python.framework.ops", "tensor_id")
 
 # Calls of ours are nothing that tapes should differentiate.
 no_recording = _bind("tensorflow.python.eager.record", "stop_recording")
+
+# Ends what new ops wait for; other than `Graph.control_dependencies(None)` it leaves
+# XLA's context open.
+_clear_control_inputs = _bind(
+    "tensorflow.python.ops.control_flow_util_v2", "clear_control_inputs"
+)
 
 # What tells TensorFlow's shape inference what a list is a list of.
 _copy_handle_data = _bind("tensorflow.python.ops.handle_data_util", "copy_handle_data")
@@ -139,6 +146,18 @@ def captures_through(
             delattr(graph, name)
             if getattr(graph, name) != stock:
                 setattr(graph, name, stock)
+
+
+@contextlib.contextmanager
+def at_any_time(graph: tf.Graph) -> Iterator[None]:
+    """A place for new ops that wait for nothing but their inputs.
+
+    Autodiff makes some gradients (that of `tanh` is one) where new ops wait for the
+    gradient that comes in. What a body is asked for there may be read much earlier by
+    others.
+    """
+    with graph.as_default(), _clear_control_inputs():
+        yield
 
 
 def loop_of(body: tf.Graph) -> tf.Operation | None:
