@@ -25,6 +25,7 @@ from memory_saving_gradients import (
     op_types,
     tf_internals,
     tf_internals_bodies,
+    tf_internals_loops,
 )
 from memory_saving_gradients.autodiff import Setting
 from memory_saving_gradients.checkpoints import (
@@ -266,6 +267,8 @@ def before_gradient_of_loop(
         What to give to stock for these two.
     """
     holding = innermost(process_wide)
+    loop = op.outputs[0].op
+    tf_internals_loops.ignore_lists(loop, given)
     if holding is not None:
-        holding.split(op.outputs[0].op)
+        holding.split(loop)
     return as_differentiated(op, given)

@@ -112,10 +112,7 @@ def _settle(
         reading = replace(reading, graph=wish.cost.price(reading.graph).graph)
     starts = {n for n, op in enumerate(reading.ops) if id(op) in _ops_of(seeds)}
     buffers = Buffers(reading.graph, backward_order(reading.graph, starts))
-    copied = [
-        (t, captures.originals.get(id(reading.tensors[t]))) for t in buffers.residuals
-    ]
-    originals = {t: original for t, original in copied if original is not None}
+    originals = _originals(captures, buffers, reading)
     there = {t for t, tensor in originals.items() if captures.is_there_anyway(tensor)}
     schedule = planned_inside(wish, buffers, reading, starts)
     # Of an op that is recomputed for one of its outputs another may be kept: it is read
@@ -123,6 +120,8 @@ def _settle(
     kept = [
         t for t in sorted(schedule.kept) if id(reading.tensors[t]) in captures.originals
     ]
+    redone = originals.keys() - there.union(kept)
+    gathered = [t for t in redone if captures.is_gathered(originals[t])]
     before = dict(captures.held)
     for tensor in kept:
         _hold(captures, reading.tensors[tensor])
@@ -141,10 +140,21 @@ def _settle(
         stock_bytes=sum(buffers.size[t] for t in originals.keys() - there)
         + sum(held for t, held in before.items() if t in read_directly),
         held_bytes=sum(captures.held.values()),
+        gathered_bytes=sum(buffers.size[t] for t in gathered),
         peak_bytes=simulate(buffers, schedule).peak_bytes,
         seconds=seconds_again(reading.graph, schedule),
         recomputed=tuple(ops[op].name for op in schedule.recomputed),
     )
+
+
+def _originals(
+    captures: Captures, buffers: Buffers, reading: Reading
+) -> dict[int, tf.Tensor]:
+    """For each copy that the gradient reads the tensor of the body."""
+    copied = [
+        (t, captures.originals.get(id(reading.tensors[t]))) for t in buffers.residuals
+    ]
+    return {t: original for t, original in copied if original is not None}
 
 
 def _working_bytes(buffers: Buffers, schedule: Schedule, kept: Collection[int]) -> int:
@@ -163,6 +173,8 @@ def _ops_of(tensors: Sequence[tf.Tensor]) -> set[int]:
 def _hold(captures: Captures, copied: tf.Tensor) -> None:
     """Has everything read the original instead of a copy."""
     readers = list(copied.consumers())
+    if not readers:
+        return  # a result of the gradient body, which is there anyway
     held = captures.as_stock(captures.originals[id(copied)])
     for reader in readers:
         for place, tensor in enumerate(reader.inputs):

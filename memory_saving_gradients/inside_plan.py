@@ -27,6 +27,8 @@ class InsidePlan:
         replayed: Whether it is the body of the inner one of a loop of loops. That is
             run again as a whole, and what is held is there for one inner loop at a
             time.
+        gathered_bytes: What is recomputed, and yet gathered in each iteration: an
+            earlier gradient of the same loop has it do so.
         unsplit: Why a loop that should hold its state for fewer iterations does not.
     """
 
@@ -43,12 +45,14 @@ class InsidePlan:
     every: int | None = None
     unsplit: str = ""
     replayed: bool = False
+    gathered_bytes: int = 0
 
     @property
     def spared_bytes(self) -> int:
         """By how much less is held than by stock, in all runs together."""
         now = 0 if self.replayed else self.runs * self.held_bytes
-        return (self.stock_runs * self.stock_bytes - now) // self.branches
+        before = self.stock_runs * (self.stock_bytes - self.gathered_bytes)
+        return (before - now) // self.branches
 
     @property
     def seconds_in_all(self) -> float:

@@ -92,7 +92,7 @@ class Plan:
     @property
     def is_stock(self) -> bool:
         """Whether nothing is recomputed, neither in the graph nor inside `bodies`."""
-        return bool(self.reason) and not self.bodies
+        return bool(self.reason) and not any(b.recomputed for b in self.bodies)
 
     @property
     def recomputed_count(self) -> int:

@@ -199,8 +199,16 @@ def _body(body: InsidePlan, size: Callable[[int], str]) -> str:
         f"{counted(body.stock_runs, 'run')}{' (assumed)' if body.assumed else ''} "
         f"{verb} {size(held)} instead of {size(before)}, "
         f"{counted(len(body.recomputed), 'op')} recomputed in each"
+        + _gathered(body, size)
         + (f"; state is held each iteration: {body.unsplit}" if body.unsplit else "")
     )
+
+
+def _gathered(body: InsidePlan, size: Callable[[int], str]) -> str:
+    if not body.gathered_bytes:
+        return ""
+    gathered = size(body.stock_runs * body.gathered_bytes)
+    return f"; for an earlier gradient it gathers {gathered} of that all the same"
 
 
 def _peak(plan: Plan) -> str:

@@ -231,6 +231,12 @@ class Captures:
         is_given = id(tensor) in self._invariant or id(tensor) in self._given_out
         return is_given or tensor.op.type in ("ReadVariableOp", "Const")
 
+    def is_gathered(self, tensor: tf.Tensor) -> bool:
+        """Whether the body's loop gathers the tensor already, for another gradient."""
+        return tf_internals_bodies.is_loop_body(
+            self.body
+        ) and tf_internals_bodies.is_gathered(tensor)
+
     def _held_bytes(self, tensor: tf.Tensor) -> int:
         return 0 if self.is_there_anyway(tensor) else self._bytes(tensor)
 

@@ -36,6 +36,7 @@ __all__ = [
     "exported",
     "graphs_inside",
     "graphs_of_loop",
+    "is_gathered",
     "is_loop_body",
     "is_read_only",
     "loop_of",
@@ -77,6 +78,7 @@ _while_body = _bind("tensorflow.python.ops.control_flow_util_v2", "WhileBodyFunc
 # The gradient of a loop's body: what it reads of the loop is an output of the loop.
 _CONDITION = "_forward_cond_graph"
 _bind("tensorflow.python.ops.while_v2", "_WhileBodyGradFuncGraph", "_capture_helper")
+_accumulator_of = _bind("tensorflow.python.ops.while_v2", "_get_accumulator")
 _tensor_id = _bind("tensorflow.python.framework.ops", "tensor_id")
 
 # Calls of ours are nothing that tapes should differentiate.
@@ -199,6 +201,16 @@ def exported(op: tf.Operation) -> list[tuple[int, tf.Tensor]]:
             elif output.op.type == "OptionalFromValue":
                 found.append((number, output.op.inputs[0]))
     return found
+
+
+def is_gathered(tensor: tf.Tensor) -> bool:
+    """Whether a loop gathers what a tensor of its body is in each iteration.
+
+    Then a gradient of the loop is there, and this one would be served from its list.
+    """
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return _accumulator_of(tensor) is not None
 
 
 def is_read_only(body: tf.Graph, handle: tf.Tensor) -> bool:
