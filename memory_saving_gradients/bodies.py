@@ -50,7 +50,11 @@ from memory_saving_gradients.split import (
 )
 from memory_saving_gradients.stored import ASSUMED_ITERATIONS, bytes_of
 from memory_saving_gradients.study import UNKNOWN_DIM
-from memory_saving_gradients.trip_counts import iterations, split_of
+from memory_saving_gradients.trip_counts import (
+    iterations,
+    may_end_early,
+    split_of,
+)
 
 __all__ = [
     "Within",
@@ -79,7 +83,7 @@ class Within:
     setting: Setting | None
     graph: tf.Graph | None = None
     plans: list[InsidePlan] = field(default_factory=list)
-    _loops: list[tuple[int, tf.Graph]] = field(default_factory=list)
+    _loops: list[tuple[Inside, tf.Graph]] = field(default_factory=list)
     _sizes: dict[int, int] = field(default_factory=dict)
     _bodies: list[tf.Graph] = field(default_factory=list)  # keeps ids of `_sizes` valid
     _whole: dict[int, tuple[tf.Graph, str]] = field(default_factory=dict)
@@ -134,13 +138,16 @@ class Within:
     def entering(self, body: tf.Graph, sources: Sequence[Any]) -> Iterator[Inside]:
         """While a body is differentiated: how it shall save memory."""
         assert self.setting is not None
-        factor = self._loops[-1][0] if self._loops else 1
+        around = self._loops[-1][0] if self._loops else None
+        factor = around.stock_runs if around else 1
         wish = Inside(
             self.checkpoints(body),
             self.unknown_dim,
             times=factor * self._alike(body),
             runs=factor,
             stock_runs=factor,
+            assumed=around is not None and around.assumed,
+            at_most=around is not None and around.at_most,
             cost=self.setting.cost,
         )
         if not tf_internals_bodies.is_loop_body(body):
@@ -150,6 +157,8 @@ class Within:
         loop = tf_internals_bodies.loop_of(body)
         known = iterations(loop)
         own = known or ASSUMED_ITERATIONS
+        split = split_of(loop)
+        is_unknown = (known if split is None else split.iterations) is None
         again = loop is not None and (
             held_again(loop) is not None
             or (loop.type == "StatelessWhile" and wish.replays)
@@ -159,9 +168,10 @@ class Within:
             times=factor * own,
             runs=own if again else factor * own,
             stock_runs=factor * own,
-            assumed=known is None,
+            assumed=wish.assumed or is_unknown,
+            at_most=wish.at_most or (loop is not None and may_end_early(loop)),
         )
-        self._loops.append((factor * own, body))
+        self._loops.append((wish, body))
         try:
             yield wish
         finally:

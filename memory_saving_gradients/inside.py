@@ -137,6 +137,7 @@ def _settle(
         stock_runs=wish.stock_runs,
         branches=tf_internals_bodies.branches(captures.body),
         assumed=wish.assumed,
+        at_most=wish.at_most,
         stock_bytes=sum(buffers.size[t] for t in originals.keys() - there)
         + sum(held for t, held in before.items() if t in read_directly),
         held_bytes=sum(captures.held.values()),

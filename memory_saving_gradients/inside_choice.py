@@ -45,6 +45,7 @@ class Inside:
         runs: As in `InsidePlan`.
         stock_runs: As in `InsidePlan`.
         assumed: As in `InsidePlan`.
+        at_most: As in `InsidePlan`.
         cost: Measured seconds of ops; None for those of the model.
     """
 
@@ -54,6 +55,7 @@ class Inside:
     runs: int = 1
     stock_runs: int = 1
     assumed: bool = False
+    at_most: bool = False
     cost: Measured | None = None
 
     @property

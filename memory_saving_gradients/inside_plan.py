@@ -18,6 +18,7 @@ class InsidePlan:
         stock_runs: The same of stock, which does not run loops inside loops again.
         branches: Of how many branches it is one, of which one is taken.
         assumed: Whether that number rests on an assumption.
+        at_most: Whether it may be less: the loop may end before.
         stock_bytes: What stock holds for one run.
         held_bytes: What is held for one run now.
         peak_bytes: The simulated peak of one run of its gradient.
@@ -46,6 +47,7 @@ class InsidePlan:
     unsplit: str = ""
     replayed: bool = False
     gathered_bytes: int = 0
+    at_most: bool = False
 
     @property
     def spared_bytes(self) -> int:
