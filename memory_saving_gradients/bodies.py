@@ -149,6 +149,7 @@ class Within:
             assumed=around is not None and around.assumed,
             at_most=around is not None and around.at_most,
             cost=self.setting.cost,
+            verify=self.setting.verify,
         )
         if not tf_internals_bodies.is_loop_body(body):
             yield wish

@@ -27,6 +27,7 @@ from memory_saving_gradients.schedule import Schedule, seconds_again
 from memory_saving_gradients.simulate import simulate
 from memory_saving_gradients.tf_capture import Captures
 from memory_saving_gradients.tf_read import Reading, read
+from memory_saving_gradients.verify import verified_inside
 from memory_saving_gradients.working import with_working_memory
 
 __all__ = ["recompute_inside"]
@@ -64,6 +65,9 @@ def recompute_inside(
         plan = None
         if captures.originals:
             plan = _settle(wish, captures, created, seeds, results, in_xla)
+            redone = _redone(captures, created) if wish.verify else []
+            if redone:
+                results = verified_inside(results, redone, graph)
     return results, plan
 
 
@@ -146,6 +150,24 @@ def _settle(
         seconds=seconds_again(reading.graph, schedule),
         recomputed=tuple(ops[op].name for op in schedule.recomputed),
     )
+
+
+def _redone(
+    captures: Captures, created: Sequence[tf.Operation]
+) -> list[tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]]:
+    """All that was recomputed: the original, it as it is held for that, the copy."""
+    copies = [
+        made
+        for op in created
+        if id(op) in captures.copies and op.type != "Const"
+        for made in op.outputs
+        if made.consumers() and made.dtype not in (tf.variant, tf.resource)
+    ]
+    originals = [captures.originals[id(made)] for made in copies]
+    return [
+        (original, (captures.as_stock(original), made))
+        for original, made in zip(originals, copies, strict=True)
+    ]
 
 
 def _originals(

@@ -47,6 +47,7 @@ class Inside:
         assumed: As in `InsidePlan`.
         at_most: As in `InsidePlan`.
         cost: Measured seconds of ops; None for those of the model.
+        verify: Whether what is recomputed is compared with what it was.
     """
 
     checkpoints: Checkpoints
@@ -57,6 +58,7 @@ class Inside:
     assumed: bool = False
     at_most: bool = False
     cost: Measured | None = None
+    verify: bool = False
 
     @property
     def replays(self) -> bool:
