@@ -25,6 +25,7 @@ from memory_saving_gradients import (
     op_types,
     tf_internals,
     tf_internals_bodies,
+    tf_internals_loops,
 )
 from memory_saving_gradients.autodiff import Setting
 from memory_saving_gradients.checkpoints import (
@@ -49,7 +50,11 @@ from memory_saving_gradients.split import (
 )
 from memory_saving_gradients.stored import ASSUMED_ITERATIONS, bytes_of
 from memory_saving_gradients.study import UNKNOWN_DIM
-from memory_saving_gradients.trip_counts import iterations, split_of
+from memory_saving_gradients.trip_counts import (
+    iterations,
+    may_end_early,
+    split_of,
+)
 
 __all__ = [
     "Within",
@@ -78,7 +83,7 @@ class Within:
     setting: Setting | None
     graph: tf.Graph | None = None
     plans: list[InsidePlan] = field(default_factory=list)
-    _loops: list[tuple[int, tf.Graph]] = field(default_factory=list)
+    _loops: list[tuple[Inside, tf.Graph]] = field(default_factory=list)
     _sizes: dict[int, int] = field(default_factory=dict)
     _bodies: list[tf.Graph] = field(default_factory=list)  # keeps ids of `_sizes` valid
     _whole: dict[int, tuple[tf.Graph, str]] = field(default_factory=dict)
@@ -133,14 +138,18 @@ class Within:
     def entering(self, body: tf.Graph, sources: Sequence[Any]) -> Iterator[Inside]:
         """While a body is differentiated: how it shall save memory."""
         assert self.setting is not None
-        factor = self._loops[-1][0] if self._loops else 1
+        around = self._loops[-1][0] if self._loops else None
+        factor = around.stock_runs if around else 1
         wish = Inside(
             self.checkpoints(body),
             self.unknown_dim,
             times=factor * self._alike(body),
             runs=factor,
             stock_runs=factor,
+            assumed=around is not None and around.assumed,
+            at_most=around is not None and around.at_most,
             cost=self.setting.cost,
+            verify=self.setting.verify,
         )
         if not tf_internals_bodies.is_loop_body(body):
             yield wish
@@ -149,6 +158,8 @@ class Within:
         loop = tf_internals_bodies.loop_of(body)
         known = iterations(loop)
         own = known or ASSUMED_ITERATIONS
+        split = split_of(loop)
+        is_unknown = (known if split is None else split.iterations) is None
         again = loop is not None and (
             held_again(loop) is not None
             or (loop.type == "StatelessWhile" and wish.replays)
@@ -158,9 +169,10 @@ class Within:
             times=factor * own,
             runs=own if again else factor * own,
             stock_runs=factor * own,
-            assumed=known is None,
+            assumed=wish.assumed or is_unknown,
+            at_most=wish.at_most or (loop is not None and may_end_early(loop)),
         )
-        self._loops.append((factor * own, body))
+        self._loops.append((wish, body))
         try:
             yield wish
         finally:
@@ -266,6 +278,8 @@ def before_gradient_of_loop(
         What to give to stock for these two.
     """
     holding = innermost(process_wide)
+    loop = op.outputs[0].op
+    tf_internals_loops.ignore_lists(loop, given)
     if holding is not None:
-        holding.split(op.outputs[0].op)
+        holding.split(loop)
     return as_differentiated(op, given)

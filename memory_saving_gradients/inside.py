@@ -27,6 +27,7 @@ from memory_saving_gradients.schedule import Schedule, seconds_again
 from memory_saving_gradients.simulate import simulate
 from memory_saving_gradients.tf_capture import Captures
 from memory_saving_gradients.tf_read import Reading, read
+from memory_saving_gradients.verify import verified_inside
 from memory_saving_gradients.working import with_working_memory
 
 __all__ = ["recompute_inside"]
@@ -64,6 +65,9 @@ def recompute_inside(
         plan = None
         if captures.originals:
             plan = _settle(wish, captures, created, seeds, results, in_xla)
+            redone = _redone(captures, created) if wish.verify else []
+            if redone:
+                results = verified_inside(results, redone, graph)
     return results, plan
 
 
@@ -112,19 +116,16 @@ def _settle(
         reading = replace(reading, graph=wish.cost.price(reading.graph).graph)
     starts = {n for n, op in enumerate(reading.ops) if id(op) in _ops_of(seeds)}
     buffers = Buffers(reading.graph, backward_order(reading.graph, starts))
-    copied = [
-        (t, captures.originals.get(id(reading.tensors[t]))) for t in buffers.residuals
-    ]
-    originals = {t: original for t, original in copied if original is not None}
+    originals = _originals(captures, buffers, reading)
     there = {t for t, tensor in originals.items() if captures.is_there_anyway(tensor)}
     schedule = planned_inside(wish, buffers, reading, starts)
-    redone = set(schedule.recomputed)
+    # Of an op that is recomputed for one of its outputs another may be kept: it is read
+    # before the copy has its turn.
     kept = [
-        t
-        for t in sorted(schedule.kept)
-        if id(reading.tensors[t]) in captures.originals
-        and reading.graph.tensors[t].op not in redone
+        t for t in sorted(schedule.kept) if id(reading.tensors[t]) in captures.originals
     ]
+    redone = originals.keys() - there.union(kept)
+    gathered = [t for t in redone if captures.is_gathered(originals[t])]
     before = dict(captures.held)
     for tensor in kept:
         _hold(captures, reading.tensors[tensor])
@@ -140,13 +141,43 @@ def _settle(
         stock_runs=wish.stock_runs,
         branches=tf_internals_bodies.branches(captures.body),
         assumed=wish.assumed,
+        at_most=wish.at_most,
         stock_bytes=sum(buffers.size[t] for t in originals.keys() - there)
         + sum(held for t, held in before.items() if t in read_directly),
         held_bytes=sum(captures.held.values()),
+        gathered_bytes=sum(buffers.size[t] for t in gathered),
         peak_bytes=simulate(buffers, schedule).peak_bytes,
         seconds=seconds_again(reading.graph, schedule),
         recomputed=tuple(ops[op].name for op in schedule.recomputed),
     )
+
+
+def _redone(
+    captures: Captures, created: Sequence[tf.Operation]
+) -> list[tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]]:
+    """All that was recomputed: the original, it as it is held for that, the copy."""
+    copies = [
+        made
+        for op in created
+        if id(op) in captures.copies and op.type != "Const"
+        for made in op.outputs
+        if made.consumers() and made.dtype not in (tf.variant, tf.resource)
+    ]
+    originals = [captures.originals[id(made)] for made in copies]
+    return [
+        (original, (captures.as_stock(original), made))
+        for original, made in zip(originals, copies, strict=True)
+    ]
+
+
+def _originals(
+    captures: Captures, buffers: Buffers, reading: Reading
+) -> dict[int, tf.Tensor]:
+    """For each copy that the gradient reads the tensor of the body."""
+    copied = [
+        (t, captures.originals.get(id(reading.tensors[t]))) for t in buffers.residuals
+    ]
+    return {t: original for t, original in copied if original is not None}
 
 
 def _working_bytes(buffers: Buffers, schedule: Schedule, kept: Collection[int]) -> int:
@@ -165,6 +196,8 @@ def _ops_of(tensors: Sequence[tf.Tensor]) -> set[int]:
 def _hold(captures: Captures, copied: tf.Tensor) -> None:
     """Has everything read the original instead of a copy."""
     readers = list(copied.consumers())
+    if not readers:
+        return  # a result of the gradient body, which is there anyway
     held = captures.as_stock(captures.originals[id(copied)])
     for reader in readers:
         for place, tensor in enumerate(reader.inputs):

@@ -50,7 +50,9 @@ class Inside:
         runs: As in `InsidePlan`.
         stock_runs: As in `InsidePlan`.
         assumed: As in `InsidePlan`.
+        at_most: As in `InsidePlan`.
         cost: Measured seconds of ops; None for those of the model.
+        verify: Whether what is recomputed is compared with what it was.
     """
 
     checkpoints: Checkpoints
@@ -59,7 +61,9 @@ class Inside:
     runs: int = 1
     stock_runs: int = 1
     assumed: bool = False
+    at_most: bool = False
     cost: Measured | None = None
+    verify: bool = False
 
     @property
     def replays(self) -> bool:
@@ -102,12 +106,7 @@ def planned_inside(
     found = []
     for order, kept in enumerate(candidates):
         schedule = make_schedule(buffers, kept, seeds=starts)
-        redone = set(schedule.recomputed)
-        held = sum(
-            buffers.size[t]
-            for t in schedule.kept
-            if buffers.pinned(t) is None and reading.graph.tensors[t].op not in redone
-        )
+        held = sum(buffers.size[t] for t in schedule.kept if buffers.pinned(t) is None)
         peak = simulate(buffers, schedule).peak_bytes
         significant_bytes = least_significant(buffers, peak)
         schedule = loosened(buffers, schedule, starts, significant_bytes)

@@ -18,6 +18,7 @@ class InsidePlan:
         stock_runs: The same of stock, which does not run loops inside loops again.
         branches: Of how many branches it is one, of which one is taken.
         assumed: Whether that number rests on an assumption.
+        at_most: Whether it may be less: the loop may end before.
         stock_bytes: What stock holds for one run.
         held_bytes: What is held for one run now.
         peak_bytes: The simulated peak of one run of its gradient.
@@ -27,6 +28,8 @@ class InsidePlan:
         replayed: Whether it is the body of the inner one of a loop of loops. That is
             run again as a whole, and what is held is there for one inner loop at a
             time.
+        gathered_bytes: What is recomputed, and yet gathered in each iteration: an
+            earlier gradient of the same loop has it do so.
         unsplit: Why a loop that should hold its state for fewer iterations does not.
     """
 
@@ -43,12 +46,15 @@ class InsidePlan:
     every: int | None = None
     unsplit: str = ""
     replayed: bool = False
+    gathered_bytes: int = 0
+    at_most: bool = False
 
     @property
     def spared_bytes(self) -> int:
         """By how much less is held than by stock, in all runs together."""
         now = 0 if self.replayed else self.runs * self.held_bytes
-        return (self.stock_runs * self.stock_bytes - now) // self.branches
+        before = self.stock_runs * (self.stock_bytes - self.gathered_bytes)
+        return (before - now) // self.branches
 
     @property
     def seconds_in_all(self) -> float:

@@ -39,7 +39,8 @@ class Plan:
         extra_seconds: Estimated time of the recomputation in one step, in seconds.
         extra_fraction: The same as a fraction of the forward and backward work.
         planning_seconds: How long reading, planning and rewriting took, in seconds.
-        reason: Why the graph, but for `bodies`, was left as it was, or "".
+        reason: Why the graph, but for `bodies`, was left as it was, or "". If bodies
+            recompute, it says so.
         xla: Whether the graph is compiled by XLA, which schedules for itself.
         budget_bytes: What a budget allowed above rest, in bytes; None without one.
         resting_bytes: What a budget in total found to rest, in bytes; else None.
@@ -92,7 +93,7 @@ class Plan:
     @property
     def is_stock(self) -> bool:
         """Whether nothing is recomputed, neither in the graph nor inside `bodies`."""
-        return bool(self.reason) and not self.bodies
+        return bool(self.reason) and not any(b.recomputed for b in self.bodies)
 
     @property
     def recomputed_count(self) -> int:

@@ -51,8 +51,7 @@ def explain(plan: Plan) -> str:
         return resting(plan, size, 4.0)
     lines = []
     if plan.reason:
-        what = "Around these the graph" if plan.bodies else "The graph"
-        lines.append(f"{what} was left as TensorFlow made it: {plan.reason}.")
+        lines.append(f"The graph was left as TensorFlow made it: {plan.reason}.")
         if not plan.reading.graph.results:
             return lines[0]
     elif plan.recomputed:
@@ -86,7 +85,7 @@ def _headline(plan: Plan) -> str:
         "activations and gradients",
         f"  extra work       {100 * plan.extra_fraction:.1f} % of forward + backward",
         f"  kept             {counted(len(plan.kept), 'tensor')}, recomputed "
-        f"{counted(len(plan.recomputed), 'op')}{_how_often(plan)}",
+        f"{counted(len(plan.recomputed), 'op')}{_how_often(plan)}{_inside(plan)}",
         f"  planning took    {plan.planning_seconds:.2f} s",
     ]
     if plan.budget_bytes is not None:
@@ -112,6 +111,12 @@ def _how_often(plan: Plan) -> str:
     if most == 1:
         return ""
     return f" up to {most} times, {runs.total() / len(runs):.1f} times on average"
+
+
+def _inside(plan: Plan) -> str:
+    """How many ops more are recomputed in bodies."""
+    count = plan.recomputed_count - len(plan.recomputed)
+    return f", and {count} inside loops and the like" if count else ""
 
 
 def _measured(coverage: Coverage) -> str:
@@ -170,7 +175,8 @@ def _bodies(plan: Plan) -> str:
     """What loops, branches and called functions hold, and would hold in stock."""
     size = _size(plan)
     bodies = sorted(
-        plan.bodies, key=lambda body: (-body.stock_runs * body.stock_bytes, body.name)
+        (b for b in plan.bodies if b.recomputed or b.unsplit or b.every is not None),
+        key=lambda body: (-body.stock_runs * body.stock_bytes, body.name),
     )
     if not bodies:
         return ""
@@ -184,23 +190,33 @@ def _bodies(plan: Plan) -> str:
             "  Where nothing in the graph says how often a loop runs, "
             f"{ASSUMED_ITERATIONS} is assumed (give it `maximum_iterations`)."
         )
+    if any(body.at_most and not body.assumed for body in bodies):
+        lines.append("  A loop that may end early is taken to run to its end.")
     return "\n".join(lines)
 
 
 def _body(body: InsidePlan, size: Callable[[int], str]) -> str:
+    told = " (assumed)" if body.assumed else " at the most" if body.at_most else ""
     if body.every is not None:
         return (
             f"state held each {body.every} iterations, "
-            f"{size(body.runs * body.held_bytes)} in all"
+            f"{size(body.runs * body.held_bytes)} in all{told}"
         )
     held, before = body.runs * body.held_bytes, body.stock_runs * body.stock_bytes
     verb = "holds" if body.stock_runs == 1 else "hold"
     return (
-        f"{counted(body.stock_runs, 'run')}{' (assumed)' if body.assumed else ''} "
-        f"{verb} {size(held)} instead of {size(before)}, "
-        f"{counted(len(body.recomputed), 'op')} recomputed in each"
+        f"{counted(body.stock_runs, 'run')}{told} {verb} {size(held)} instead of "
+        f"{size(before)}, {counted(len(body.recomputed), 'op')} recomputed in each"
+        + _gathered(body, size)
         + (f"; state is held each iteration: {body.unsplit}" if body.unsplit else "")
     )
+
+
+def _gathered(body: InsidePlan, size: Callable[[int], str]) -> str:
+    if not body.gathered_bytes:
+        return ""
+    gathered = size(body.stock_runs * body.gathered_bytes)
+    return f"; for an earlier gradient it gathers {gathered} of that all the same"
 
 
 def _peak(plan: Plan) -> str:

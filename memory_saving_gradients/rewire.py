@@ -14,7 +14,7 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from memory_saving_gradients.budgeted import (
 )
 from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints, SavedPlan
 from memory_saving_gradients.gain import Gain, gain_of
+from memory_saving_gradients.inside_plan import InsidePlan
 from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.plan import Plan, remember
 from memory_saving_gradients.planners import Problem
@@ -228,7 +229,7 @@ def _plan(
         extra_seconds=extra,
         extra_fraction=decision.gain.extra_fraction,
         planning_seconds=elapsed,
-        reason=decision.reason,
+        reason=decision.reason if saved else _beside(decision.reason, study.bodies),
         xla=study.xla,
         budget_bytes=saved.budget_bytes if saved else budget,
         resting_bytes=decision.allowed.resting_bytes if decision.allowed else None,
@@ -238,6 +239,16 @@ def _plan(
         measured=study.coverage,
         reading=reading,
         replayed=saved is not None,
+    )
+
+
+def _beside(reason: str, bodies: Sequence[InsidePlan]) -> str:
+    """The reason, without a claim about what is inside of loops and the like."""
+    if not reason or not any(body.recomputed for body in bodies):
+        return reason
+    return (
+        f"{reason}, but for what is recomputed inside loops, branches and called "
+        "functions"
     )
 
 

@@ -38,11 +38,11 @@ from memory_saving_gradients import (
     tf_internals,
     tf_internals_bodies,
     tf_internals_loops,
+    trip_counts,
     twins,
 )
 from memory_saving_gradients.every import Every, steps_of
 from memory_saving_gradients.stored import ASSUMED_ITERATIONS, bytes_of
-from memory_saving_gradients.trip_counts import Split, iterations, split_of
 
 __all__ = [
     "as_differentiated",
@@ -129,8 +129,7 @@ def as_differentiated(op: Any, given: Sequence[Any]) -> tuple[Any, list[Any]]:
         The same, or what shall be taken instead.
     """
     loop = op.outputs[0].op
-    split = split_of(loop)
-    if split is not None:
+    if (split := trip_counts.split_of(loop)) is not None:
         inputs = [loop.inputs[0], split.chunks, *list(loop.inputs)[2:]]
         skipped = getattr(op, "skip_input_indices", None)
         op = tf_internals_loops.AsDifferentiated(inputs, loop.outputs, skipped)
@@ -186,7 +185,7 @@ def split_loop(loop: tf.Operation, every: Every) -> str:
     Returns:
         Why it is left as it is, or "".
     """
-    if split_of(loop) is not None or held_again(loop) is not None:
+    if trip_counts.split_of(loop) is not None or held_again(loop) is not None:
         return ""
     condition, body = tf_internals_bodies.graphs_of_loop(loop)
     if condition is None or body is None or body.deferred_external_captures:
@@ -199,7 +198,8 @@ def split_loop(loop: tf.Operation, every: Every) -> str:
     if tf_internals_loops.has_been_differentiated(loop):
         return "another gradient of it is there"
     steps = steps_of(every, loop)
-    known = iterations(loop)
+    known = trip_counts.iterations(loop)
+    ends_early = trip_counts.may_end_early(loop)
     if steps <= 1 or (known is not None and steps >= known):
         return f"it has no more than {known} iterations" if steps > 1 else ""
     if state_bytes(loop, ASSUMED_ITERATIONS) <= _LITTLE:
@@ -219,7 +219,7 @@ def split_loop(loop: tf.Operation, every: Every) -> str:
         else:
             chunks = (most + (steps - 1)) // steps
     tf_internals_loops.one_at_a_time(loop)
-    Split(steps, known, chunks).note(loop)
+    trip_counts.Split(steps, known, ends_early, chunks).note(loop)
     return ""
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals_bodies
-from memory_saving_gradients.trip_counts import iterations, source_of
+from memory_saving_gradients.trip_counts import (
+    ASSUMED_ITERATIONS,
+    iterations,
+    source_of,
+)
 
 __all__ = ["ASSUMED_ITERATIONS", "bytes_of", "side_outputs"]
-
-ASSUMED_ITERATIONS = 64
-"""What a loop is taken to run if nothing in the graph says how often it does."""
 
 
 def side_outputs(op: tf.Operation, unknown_dim: int) -> dict[int, int]:

@@ -126,7 +126,10 @@ class Captures:
     def as_stock(self, tensor: tf.Tensor) -> tf.Tensor:
         """Captures a tensor of the body, so that it is held until it is read."""
         assert self._stock is not None
-        with tf_internals.ops_of_this_thread(self.graph) as made:
+        with (
+            tf_internals.ops_of_this_thread(self.graph) as made,
+            tf_internals_bodies.at_any_time(self.graph),
+        ):
             if self._is_same_always(tensor):
                 found = tf_internals_bodies.capture_result(
                     self.graph, self.body, tensor
@@ -187,7 +190,9 @@ class Captures:
         self.inside.add(id(copy))
         self.copies.add(id(copy))
         for original, made in zip(op.outputs, copy.outputs, strict=True):
-            self._here.setdefault(id(original), made)
+            # Another output of the op may be one that shall be kept.
+            if self._redone(original):
+                self._here.setdefault(id(original), made)
             self.originals[id(made)] = original
 
     def _sources(self, op: tf.Operation) -> list[tf.Tensor]:
@@ -225,6 +230,12 @@ class Captures:
         """Whether a tensor of the body takes no room that is not taken outside."""
         is_given = id(tensor) in self._invariant or id(tensor) in self._given_out
         return is_given or tensor.op.type in ("ReadVariableOp", "Const")
+
+    def is_gathered(self, tensor: tf.Tensor) -> bool:
+        """Whether the body's loop gathers the tensor already, for another gradient."""
+        return tf_internals_bodies.is_loop_body(
+            self.body
+        ) and tf_internals_bodies.is_gathered(tensor)
 
     def _held_bytes(self, tensor: tf.Tensor) -> int:
         return 0 if self.is_there_anyway(tensor) else self._bytes(tensor)

@@ -25,6 +25,7 @@ __all__ = [
     "CONTROL_FLOW",
     "DELAYED_PAIRS",
     "TAPE_PAIRS",
+    "at_any_time",
     "bodies_of",
     "branches",
     "capture_result",
@@ -35,6 +36,7 @@ __all__ = [
     "exported",
     "graphs_inside",
     "graphs_of_loop",
+    "is_gathered",
     "is_loop_body",
     "is_read_only",
     "loop_of",
@@ -76,10 +78,17 @@ _while_body = _bind("tensorflow.python.ops.control_flow_util_v2", "WhileBodyFunc
 # The gradient of a loop's body: what it reads of the loop is an output of the loop.
 _CONDITION = "_forward_cond_graph"
 _bind("tensorflow.python.ops.while_v2", "_WhileBodyGradFuncGraph", "_capture_helper")
+_accumulator_of = _bind("tensorflow.python.ops.while_v2", "_get_accumulator")
 _tensor_id = _bind("tensorflow.python.framework.ops", "tensor_id")
 
 # Calls of ours are nothing that tapes should differentiate.
 no_recording = _bind("tensorflow.python.eager.record", "stop_recording")
+
+# Ends what new ops wait for; other than `Graph.control_dependencies(None)` it leaves
+# XLA's context open.
+_clear_control_inputs = _bind(
+    "tensorflow.python.ops.control_flow_util_v2", "clear_control_inputs"
+)
 
 # What tells TensorFlow's shape inference what a list is a list of.
 _copy_handle_data = _bind("tensorflow.python.ops.handle_data_util", "copy_handle_data")
@@ -141,6 +150,18 @@ def captures_through(
                 setattr(graph, name, stock)
 
 
+@contextlib.contextmanager
+def at_any_time(graph: tf.Graph) -> Iterator[None]:
+    """A place for new ops that wait for nothing but their inputs.
+
+    Autodiff makes some gradients (that of `tanh` is one) where new ops wait for the
+    gradient that comes in. What a body is asked for there may be read much earlier by
+    others.
+    """
+    with graph.as_default(), _clear_control_inputs():
+        yield
+
+
 def loop_of(body: tf.Graph) -> tf.Operation | None:
     """The `While` whose gradient is being built, by its body."""
     return getattr(body, "_while", None)
@@ -180,6 +201,16 @@ def exported(op: tf.Operation) -> list[tuple[int, tf.Tensor]]:
             elif output.op.type == "OptionalFromValue":
                 found.append((number, output.op.inputs[0]))
     return found
+
+
+def is_gathered(tensor: tf.Tensor) -> bool:
+    """Whether a loop gathers what a tensor of its body is in each iteration.
+
+    Then a gradient of the loop is there, and this one would be served from its list.
+    """
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return _accumulator_of(tensor) is not None
 
 
 def is_read_only(body: tf.Graph, handle: tf.Tensor) -> bool:

@@ -29,6 +29,7 @@ __all__ = [
     "hand_gradient_on",
     "hands_on",
     "has_been_differentiated",
+    "ignore_lists",
     "one_at_a_time",
     "replace_graphs",
 ]
@@ -88,6 +89,10 @@ _is_gradient_body = _bind("tensorflow.python.ops.while_v2", "_WhileBodyGradFuncG
 _bind("tensorflow.python.framework.ops", "Operation", "_set_func_attr")
 
 _PARALLEL = "parallel_iterations"
+
+# Of how many of its outputs a loop's gradient is asked for: the others got none.
+_ASKED_FOR = "_num_original_outputs"
+_bind("tensorflow.python.ops.while_v2", "_WhileGrad")
 _attribute_value = _bind("tensorflow.core.framework.attr_value_pb2", "AttrValue")
 _bind("tensorflow.python.framework.ops", "Operation", "_set_attr")
 
@@ -216,6 +221,37 @@ def one_at_a_time(loop: tf.Operation) -> None:
     whose turn comes much later.
     """
     loop._set_attr(_PARALLEL, _attribute_value(i=1))
+
+
+def ignore_lists(loop: tf.Operation, given: Sequence[Any]) -> None:
+    """Keeps a gradient from going through lists that an earlier one has made.
+
+    An earlier gradient has the loop gather what it needs in lists. Stock takes them for
+    results like others. Of those without a gradient it makes zeros: lists as long, and
+    elements as large.
+
+    Args:
+        loop: The loop.
+        given: The gradients of its results.
+    """
+    _, body = graphs_of_loop(loop)
+    if body is None or len(given) < len(loop.outputs):
+        return  # a tape knows the results of before
+    count = len(given)
+    while (
+        count > 1
+        and _is_no_gradient(given[count - 1])
+        and body.outputs[count - 1].op.type == "TensorListPushBack"
+        and loop.inputs[count - 1].op.type == "EmptyTensorList"
+    ):
+        count -= 1
+    if count < len(given):
+        loop._set_attr(_ASKED_FOR, _attribute_value(i=count))
+
+
+def _is_no_gradient(given: Any) -> bool:
+    """`tf.gradients` gives zeros where there is none."""
+    return given is None or (tf.is_tensor(given) and given.op.type == "ZerosLike")
 
 
 @dataclass(frozen=True)

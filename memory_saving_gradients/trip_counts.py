@@ -9,7 +9,19 @@ import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals_bodies
 
-__all__ = ["Split", "iterations", "source_of", "split_of"]
+__all__ = [
+    "ASSUMED_ITERATIONS",
+    "Split",
+    "iterations",
+    "may_end_early",
+    "source_of",
+    "split_of",
+]
+
+ASSUMED_ITERATIONS = 64
+"""What a loop is taken to run if nothing in the graph says how often it does."""
+
+_BRANCHES = frozenset(("If", "StatelessIf"))
 
 # The attribute of a loop that has become a loop of loops.
 _SPLIT = "_memory_saving_gradients_split"
@@ -22,12 +34,14 @@ class Split:
     Attributes:
         every: The iterations of an inner loop.
         iterations: Those of the loop before, None if nothing said.
+        ends_early: Whether they may have been fewer.
         chunks: How many inner loops there may be, in the loop's graph; negative if
             there is no bound.
     """
 
     every: int
     iterations: int | None
+    ends_early: bool
     chunks: tf.Tensor
 
     def note(self, loop: tf.Operation) -> None:
@@ -44,13 +58,14 @@ def iterations(loop: tf.Operation | None) -> int | None:
     """How often a loop runs at the most; None if nothing says.
 
     That is `maximum_iterations`, or follows from a condition such as `i < n` on a
-    counter to which the body adds a constant.
+    counter to which the body adds a constant. Of a loop of loops it is the number of
+    inner loops, if need be of as many iterations as are assumed.
     """
     if loop is None:
         return None
     split = split_of(loop)
     if split is not None:
-        return split.iterations and -(-split.iterations // split.every)
+        return -(-(split.iterations or ASSUMED_ITERATIONS) // split.every)
     most = tf.get_static_value(loop.inputs[1])
     if most is not None and most >= 0:
         return max(int(most), 1)
@@ -62,11 +77,63 @@ def iterations(loop: tf.Operation | None) -> int | None:
         test = pending.pop()
         if test.op.type == "LogicalAnd":
             pending.extend(map(source_of, test.op.inputs))
+        elif _is_both(test.op):
+            pending.append(source_of(test.op.inputs[0]))
         elif test.op.type in ("Less", "LessEqual"):
             found = _counted(loop, condition, body, test.op)
             if found is not None:
                 return found
     return None
+
+
+def _is_both(op: tf.Operation) -> bool:
+    """Whether an op is what AutoGraph makes of a loop with `break`: a branch that is
+    False unless its condition holds."""
+    branches = tf_internals_bodies.bodies_of(op) if op.type in _BRANCHES else []
+    if len(branches) < 2 or op.inputs[0].dtype != tf.bool:
+        return False
+    value = tf.get_static_value(source_of(branches[1].outputs[0]))
+    return value is not None and not value.any()
+
+
+def may_end_early(loop: tf.Operation) -> bool:
+    """Whether it depends on what a loop computes when it ends.
+
+    So it is if the condition reads anything but counters and what stays as it is (a
+    loop with `break` does).
+    """
+    split = split_of(loop)
+    if split is not None:
+        return split.ends_early
+    condition, body = tf_internals_bodies.graphs_of_loop(loop)
+    if condition is None or body is None:
+        return True
+    pending, seen = [condition.outputs[0]], set[int]()
+    while pending:
+        tensor = pending.pop()
+        place = _place(condition, tensor)
+        if place is not None and not _is_told(body, place):
+            return True
+        if place is None and id(tensor.op) not in seen:
+            seen.add(id(tensor.op))
+            pending.extend(tensor.op.inputs)
+    return False
+
+
+def _is_told(body: tf.Graph, place: int) -> bool:
+    """Whether a loop variable is the same in all iterations, or a counter."""
+    after = source_of(body.outputs[place])
+    if _place(body, after) == place:
+        return True
+    terms = [source_of(t) for t in after.op.inputs]
+    own = [_place(body, t) for t in terms]
+    if after.op.type not in ("Add", "AddV2") or place not in own:
+        return False
+    step = terms[1 - own.index(place)]
+    number = _place(body, step)
+    if number is None:
+        return tf.get_static_value(step) is not None
+    return _place(body, source_of(body.outputs[number])) == number
 
 
 def _counted(

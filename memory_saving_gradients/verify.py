@@ -4,7 +4,8 @@ It can differ where an op is not the function that its registration claims, or w
 v1 session is fed an intermediate tensor: the feed replaces the original and not the
 copy.
 
-All comparisons are made in one step and end in one assertion, whose message names the
+All comparisons are made in one step, in each run of a loop's body, of a branch, of a
+called function in one more, and end in one assertion, whose message names the
 first op, in graph order, that differs, what about it differs, and the line of user code
 that made it. Floating-point numbers are compared by their bits: a NaN equals itself.
 
@@ -26,7 +27,10 @@ from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.tf_write import Rewiring
 from memory_saving_gradients.user_code import user_line
 
-__all__ = ["require_assertions", "verified"]
+__all__ = ["require_assertions", "verified", "verified_inside"]
+
+# A tensor and what was computed for it again.
+_Pair = tuple[tf.Tensor, tf.Tensor]
 
 
 def require_assertions(graph: tf.Graph) -> None:
@@ -59,7 +63,7 @@ def verified(
     """
     with tf_internals.creation_scope(graph), tf.name_scope("recompute/verify"):
         _guard_readers(reading, rewiring)
-        assertion = _assertion(reading, rewiring)
+        assertion = _assertion(_all_of(reading, rewiring))
         with tf.control_dependencies([assertion]):
             return [_after(gradient) for gradient in gradients]
 
@@ -91,20 +95,41 @@ def _described(op: tf.Operation, output: tf.Tensor) -> str:
     return f"{output.name}, made at {user_line(op)}"
 
 
-def _assertion(reading: Reading, rewiring: Rewiring) -> tf.Operation:
-    values: list[tf.Tensor] = []
-    shapes: list[tf.Tensor] = []
-    told: list[str] = []
-    for number, outputs in rewiring.in_graph_order():
-        original = reading.ops[number]
-        for first, second in outputs:
-            values.append(_same_values(first, second))
-            shapes.append(_same_shape(first, second))
-            told.append(_described(original, first))
+def verified_inside(
+    gradients: Sequence[Any],
+    redone: Sequence[tuple[tf.Tensor, _Pair]],
+    graph: tf.Graph,
+) -> list[Any]:
+    """The same in the gradient of a body.
+
+    Args:
+        gradients: What the gradient body returns.
+        redone: Tensors of the body; of each what is held of it for the gradient body,
+            and what was computed again there.
+        graph: The gradient body.
+    """
+    with tf_internals.creation_scope(graph), tf.name_scope("recompute/verify"):
+        assertion = _assertion([(_described(t.op, t), pair) for t, pair in redone])
+        with tf.control_dependencies([assertion]):
+            return [_after(gradient) for gradient in gradients]
+
+
+def _all_of(reading: Reading, rewiring: Rewiring) -> list[tuple[str, _Pair]]:
+    return [
+        (_described(reading.ops[number], first), (first, second))
+        for number, outputs in rewiring.in_graph_order()
+        for first, second in outputs
+    ]
+
+
+def _assertion(pairs: Sequence[tuple[str, _Pair]]) -> tf.Operation:
+    """Fails at the first pair that differs, which it names as told."""
+    values = [_same_values(first, second) for _, (first, second) in pairs]
+    shapes = [_same_shape(first, second) for _, (first, second) in pairs]
     same = tf.logical_and(tf.stack(values), tf.stack(shapes))
     worst = tf.argmin(tf.cast(same, tf.int32))
     what = tf.where(tf.gather(tf.stack(shapes), worst), "values", "shape")
-    message = _told(what, tf.gather(tf.constant(told), worst))
+    message = _told(what, tf.gather(tf.constant([told for told, _ in pairs]), worst))
     return tf.debugging.Assert(tf.reduce_all(same), [message], summarize=1)
 
 

@@ -363,6 +363,55 @@ def test_an_assumed_number_of_iterations_is_said() -> None:
     assert "64 is assumed (give it `maximum_iterations`)" in told
 
 
+def breaking(x: tf.Tensor, ws: Any) -> tf.Tensor:
+    @tf.function
+    def until_large(y: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(20):
+            y = block(y, ws[0]) * 1.5
+            if tf.reduce_sum(y * y) > 3.0:
+                break
+        return y
+
+    return until_large(x)
+
+
+@pytest.mark.parametrize("every", [None, 4])
+def test_a_loop_that_may_end_early_is_said_to(every: int | None) -> None:
+    def found(tape: Any, **keywords: Any) -> list[Any]:
+        ws = variables()
+
+        @tf.function(autograph=False)
+        def step(x: tf.Tensor) -> Any:
+            with tape(**keywords) as recording:
+                recording.watch(x)
+                loss = tf.reduce_sum(breaking(x, ws) ** 2)
+            return recording.gradient(loss, [x, ws[0]])
+
+        return step(tf.constant(INPUT))
+
+    stock = found(tf.GradientTape)
+    assert_same_bits(stock, found(msg.GradientTape, every=every))
+    told = msg.last_plan().summary()
+    assert "in all at the most" in told if every else "20 runs at the most hold" in told
+    assert "A loop that may end early is taken to run to its end." in told
+
+
+def test_a_loop_that_counts_is_not_said_to_end_early() -> None:
+    for model in (lstm, scanned, mapped, loop_in_call):
+        stepping(model, "memory")
+        assert not any(body.at_most for body in msg.last_plan().bodies)
+        assert not any(body.assumed for body in msg.last_plan().bodies)
+
+
+def test_a_reason_does_not_deny_what_bodies_recompute() -> None:
+    stepping(loop, "memory")
+    plan = msg.last_plan()
+    assert "but for what is recomputed inside loops, branches and called" in plan.reason
+    (body,) = plan.bodies
+    assert f"and {len(body.recomputed)} inside loops and the like" in plan.summary()
+    assert not plan.is_stock
+
+
 def test_bodies_of_unknown_shape() -> None:
     """Shapes are asked of the first run, where nothing is held for the answer."""
 

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_helpers import EXACT_ROUTES, Work, check, fixed, session
+from tf_helpers import (
+    EXACT_ROUTES,
+    Work,
+    assert_same_bits,
+    check,
+    fixed,
+    session,
+)
 
 import memory_saving_gradients as msg
 
@@ -150,3 +157,81 @@ def test_with_nothing_recomputed_there_is_nothing_to_check() -> None:
         msg.gradients(tf.exp(x), x, checkpoints="memory", verify=True)
         assert not msg.last_plan().recomputed
         assert "Assert" not in [op.type for op in graph.get_operations()]
+
+
+# -- inside loops, branches and called functions ---------------------------------------
+
+
+def counting_calls(y: tf.Tensor, fault: bool) -> tuple[tf.Tensor, int]:
+    """An op that claims to be a function and, if faulty, is none; and its line."""
+    calls: list[None] = []
+
+    def call(value: Any) -> Any:
+        calls.append(None)
+        return value * np.float32(len(calls) if fault else 2)
+
+    line = inspect.currentframe().f_lineno + 1
+    result = tf.numpy_function(call, [y], tf.float32, stateful=False, name="claims")
+    return tf.ensure_shape(result, y.shape), line
+
+
+def body_of(kind: str, once: Any, x: tf.Tensor) -> tf.Tensor:
+    if kind == "loop":
+        return tf.while_loop(
+            lambda i, _: i < 6,
+            lambda i, y: (i + 1, once(y)),
+            [0, x],
+            maximum_iterations=6,
+            parallel_iterations=1,
+        )[1]
+    if kind == "branch":
+        return tf.cond(tf.reduce_sum(x * x) > 0.0, lambda: once(x), lambda: x)
+    return tf.function(once, autograph=False)(x)
+
+
+def kept(tensor: tf.Tensor) -> bool:
+    return tensor.op.type in ("Tanh", "Sum") or tensor.op.type.endswith("Call")
+
+
+def verifying(kind: str, fault: bool, every: int | None, persistent: bool) -> Any:
+    lines = []
+
+    def once(y: tf.Tensor) -> tf.Tensor:
+        claimed, line = counting_calls(tf.tanh(y), fault)
+        lines.append(line)
+        return tf.tanh(tf.exp(-y * y) * claimed)
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor, stock: bool) -> Any:
+        tape: Any
+        if stock:
+            tape = tf.GradientTape(persistent)
+        else:
+            tape = msg.GradientTape(
+                persistent, checkpoints=kept, verify=True, every=every
+            )
+        with tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(body_of(kind, once, x))
+        return [tape.gradient(loss, x)]
+
+    return step, lines
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "every"), [("loop", None), ("loop", 3), ("branch", None), ("call", None)]
+)
+def test_it_looks_inside(kind: str, every: int | None, persistent: bool) -> None:
+    x = tf.constant(fixed(4, 4))
+    step, _ = verifying(kind, False, every, persistent)
+    assert_same_bits(step(x, True), step(x, False))
+    step, lines = verifying(kind, True, every, persistent)
+    step(x, True)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        step(x, False)
+    text = str(caught.value)
+    assert "recomputation gave other values for " in text
+    if every is None:
+        assert "claims" in text
+        assert f"test_verify.py:{lines[0]}" in text
