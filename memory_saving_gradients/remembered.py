@@ -35,7 +35,7 @@ def _token(holding: Within | None) -> Any:
     wanted = setting.checkpoints
     if not isinstance(wanted, Auto | Collection):
         wanted = _Same(wanted)
-    return wanted, setting.unknown_dim, _Same(setting.cost), setting.every
+    return wanted, setting.unknown_dim, _Same(setting.cost), setting.every, setting.rule
 
 
 @dataclass(frozen=True, eq=False)
