@@ -213,6 +213,7 @@ def save_memory(
             foreign,
             list(bodies),
             setting.figures,
+            setting.rule.name if setting.rule else "",
         )
         if checkpoints is None:
             assert setting.studied is not None

@@ -95,7 +95,7 @@ class Within:
         if isinstance(wanted, Collection):
             source = body if self.graph is None else self.graph
             return Keep(tuple(source.get_collection(wanted.name)))
-        if isinstance(wanted, Budget):
+        if self.setting.rule is not None or isinstance(wanted, Budget):
             return Auto((self.setting.rule or MEMORY).mode)
         if isinstance(wanted, SavedPlan):
             return Auto(wanted.bodies) if wanted.bodies in PLANNERS else Keep(())

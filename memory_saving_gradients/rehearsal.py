@@ -30,8 +30,9 @@ from memory_saving_gradients.body_rules import (
     SPEED,
     STOCK,
     BodyRule,
+    named,
 )
-from memory_saving_gradients.checkpoints import Budget
+from memory_saving_gradients.checkpoints import Budget, SavedPlan
 from memory_saving_gradients.every import marked
 from memory_saving_gradients.scratch import copied
 from memory_saving_gradients.stored import ASSUMED_ITERATIONS, bytes_of
@@ -72,18 +73,20 @@ def rehearsed(
     def study_under(rule: BodyRule) -> Study:
         return studied(replace(setting, rule=rule), here, sources, stops, tape=tape)
 
-    budget = setting.checkpoints
-    loops = tf_internals_bodies.graphs_inside(graph)
+    wanted = setting.checkpoints
+    rule = named(wanted.bodies) if isinstance(wanted, SavedPlan) else None
+    bodies_here = tf_internals_bodies.graphs_inside(graph)
     # Who says how loops are to be split has to have them split.
-    said = setting.every is not None or any(marked(body) for body in loops)
+    said = setting.every is not None or any(map(marked, bodies_here))
     try:
         trials = Trials(study_under, (SPEED, MEMORY) if said else RULES)
-        stock = trials.stock.stock
-        rule = trials.rule_for(budget) if isinstance(budget, Budget) else None
+        figures = trials.stock.stock
+        if isinstance(wanted, Budget):
+            rule = trials.rule_for(wanted)
     except Exception as error:  # whatever custom gradients raise
         _log.info("What is inside of bodies could not be tried out: %s", error)
-        return setting
-    return replace(setting, rule=rule, figures=stock)
+        return replace(setting, rule=rule)
+    return replace(setting, rule=rule, figures=figures)
 
 
 def studied(

@@ -261,6 +261,7 @@ def _with_bodies(plan: Plan, study: Study) -> Plan:
         extra_seconds=extra,
         extra_fraction=extra / stock.seconds if stock.seconds > 0 else 0.0,
         bodies=tuple(study.bodies),
+        rule=study.rule,
     )
 
 

@@ -67,6 +67,7 @@ class StockGradient:
             but never changed.
         bodies: What was done inside loops, branches and called functions.
         figures: Those of stock, if it was tried where bodies are stock's.
+        rule: What the rule for bodies is called (`body_rules`), "" without one.
     """
 
     graph: tf.Graph
@@ -77,6 +78,7 @@ class StockGradient:
     foreign: Sequence[tf.Operation] = ()
     bodies: Sequence[InsidePlan] = ()
     figures: StockFigures | None = None
+    rule: str = ""
 
     @property
     def tensor_seeds(self) -> list[tf.Tensor]:
@@ -98,6 +100,7 @@ class Study:
         coverage: For how many ops times were measured, if any were given.
         bodies: What was done inside loops, branches and called functions.
         known: As in `StockGradient.figures`.
+        rule: As in `StockGradient`.
     """
 
     graph: tf.Graph
@@ -109,6 +112,7 @@ class Study:
     coverage: Coverage | None = None
     bodies: Sequence[InsidePlan] = ()
     known: StockFigures | None = None
+    rule: str = ""
 
     @cached_property
     def stock(self) -> StockFigures:
@@ -211,6 +215,7 @@ def _examined(built: StockGradient, unknown_dim: int, cost: Measured | None) -> 
         coverage,
         built.bodies,
         built.figures,
+        built.rule,
     )
 
 
