@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from memory_saving_gradients import fences, replicas, selection, tf_internals
+from memory_saving_gradients.body_rules import BodyRule
 from memory_saving_gradients.checkpoints import Auto, Checkpoints, Collection, parse
 from memory_saving_gradients.errors import speaking_for
 from memory_saving_gradients.every import Every, parse_every
@@ -27,7 +28,12 @@ from memory_saving_gradients.measured import Measured, parse_cost
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.rewire import rewire
-from memory_saving_gradients.study import StockGradient, Study, examine
+from memory_saving_gradients.study import (
+    StockFigures,
+    StockGradient,
+    Study,
+    examine,
+)
 from memory_saving_gradients.tf_write import Rewiring
 from memory_saving_gradients.verify import require_assertions
 
@@ -76,7 +82,9 @@ class Setting:
         done: Told what became of each gradient.
         studied: If given, each gradient is only studied, and this is told what was
             seen; the graph is left as TensorFlow made it.
-        inside: Whether loops, branches and called functions save memory inside, too.
+        rule: How loops, branches and called functions save memory inside; None if that
+            follows from `checkpoints`, or is still to be found out.
+        figures: Those of stock, if they are known already.
         where: The public function that got it, for messages.
     """
 
@@ -87,7 +95,8 @@ class Setting:
     every: Every | None = None
     done: Callable[[Outcome], None] | None = None
     studied: Callable[[Study], None] | None = None
-    inside: bool = True
+    rule: BodyRule | None = None
+    figures: StockFigures | None = None
     where: str = field(default="gradients", compare=False)
 
     def resolved(self, graph: tf.Graph) -> Checkpoints:
@@ -196,7 +205,15 @@ def save_memory(
             if tf.is_symbolic_tensor(seed) and id(seed.op) in own
         ]
         built = StockGradient(
-            graph, targets, starts, stock, created, foreign, list(bodies)
+            graph,
+            targets,
+            starts,
+            stock,
+            created,
+            foreign,
+            list(bodies),
+            setting.figures,
+            setting.rule.name if setting.rule else "",
         )
         if checkpoints is None:
             assert setting.studied is not None

@@ -28,6 +28,7 @@ from memory_saving_gradients import (
     tf_internals_loops,
 )
 from memory_saving_gradients.autodiff import Setting
+from memory_saving_gradients.body_rules import MEMORY
 from memory_saving_gradients.checkpoints import (
     Auto,
     Budget,
@@ -36,11 +37,10 @@ from memory_saving_gradients.checkpoints import (
     Keep,
     SavedPlan,
 )
-from memory_saving_gradients.every import SQRT, marked
+from memory_saving_gradients.every import marked
 from memory_saving_gradients.inside import recompute_inside
 from memory_saving_gradients.inside_choice import Inside
 from memory_saving_gradients.inside_plan import InsidePlan
-from memory_saving_gradients.long_loops import takes_most_of
 from memory_saving_gradients.planners import PLANNERS
 from memory_saving_gradients.split import (
     as_differentiated,
@@ -100,6 +100,8 @@ class Within:
         if isinstance(wanted, Collection):
             source = body if self.graph is None else self.graph
             return Keep(tuple(source.get_collection(wanted.name)))
+        if self.setting.rule is not None or isinstance(wanted, Budget):
+            return Auto((self.setting.rule or MEMORY).mode)
         if isinstance(wanted, SavedPlan):
             return Auto(wanted.bodies) if wanted.bodies in PLANNERS else Keep(())
         if callable(wanted):
@@ -112,10 +114,8 @@ class Within:
         assert self.setting is not None
         body = tf_internals_bodies.graphs_of_loop(loop)[1]
         every = marked(body) or self.setting.every
-        budget = self.setting.checkpoints
-        if every is None and isinstance(budget, Budget):
-            around = loop.graph if self.graph is None else self.graph
-            every = SQRT if takes_most_of(budget, loop, around) else None
+        if every is None and self.setting.rule is not None:
+            every = self.setting.rule.every
         if every is None or body is None:
             return
         reason = split_loop(loop, every)

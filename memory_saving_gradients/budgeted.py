@@ -23,7 +23,7 @@ from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.user_code import user_line
 from memory_saving_gradients.wording import sizes_like
 
-__all__ = ["Allowance", "Choice", "allowance", "chosen_within", "room"]
+__all__ = ["Allowance", "Choice", "allowance", "chosen_within"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,17 +54,6 @@ class Choice:
 
     kept: frozenset[int]
     reruns: Mapping[int, tuple[int, ...]] | None = None
-
-
-def room(budget: Budget, stock_peak_bytes: int) -> int:
-    """About what a budget leaves, as long as there is no graph to look at."""
-    if budget.above_rest:
-        return budget.allowed(stock_peak_bytes)
-    device = _device(budget)
-    total = budget.total_bytes
-    if total is None:
-        total = _memory_of(device)
-    return max(total - _given_out(device), 0)
 
 
 def allowance(budget: Budget, stock_peak_bytes: int, reading: Reading) -> Allowance:
@@ -98,12 +87,25 @@ def allowance(budget: Budget, stock_peak_bytes: int, reading: Reading) -> Allowa
 
 
 def chosen_within(
-    allowed: Allowance, budget: Budget, problem: Problem, reading: Reading
+    allowed: Allowance,
+    budget: Budget,
+    problem: Problem,
+    reading: Reading,
+    stock_peak_bytes: int,
+    quietly: bool,
 ) -> Choice:
     """What is kept under the budget.
 
     Only if no plan fits that recomputes every op at most once, some are recomputed
     more often.
+
+    Args:
+        allowed: What the budget comes to.
+        budget: The budget.
+        problem: The question.
+        reading: The gradient.
+        stock_peak_bytes: Stock's peak, of bodies that are stock's, too.
+        quietly: Whether nothing is logged.
 
     Raises:
         BudgetError: No plan that was found is within the budget.
@@ -116,17 +118,20 @@ def chosen_within(
         return Choice(kept)
     nested = plan_below_floor(problem, allowed.bytes, least)
     if nested.peak_bytes <= allowed.bytes:
-        _warn(budget, nested, least, problem)
+        if not quietly:
+            _warn(budget, nested, least, problem)
         return Choice(nested.kept, nested.reruns)
     choice = Choice(kept)
     if nested.peak_bytes < least:
         choice = Choice(nested.kept, nested.reruns)
-    raise _too_little(allowed, budget, problem, reading, choice)
+    raise _too_little(allowed, budget, problem, reading, choice, stock_peak_bytes)
 
 
 def _warn(budget: Budget, nested: Nested, least: int, problem: Problem) -> None:
     """That ops run several times, and from where on they would not."""
     runs = Counter(p for run in nested.reruns.values() for p in run)
+    if max(runs.values(), default=1) == 1:  # it is only their order that is another
+        return
     size = sizes_like(problem.stock_peak_bytes)
     _log.warning(
         "%s: with every op recomputed at most once the lowest peak is %s, so that some "
@@ -144,6 +149,7 @@ def _too_little(
     problem: Problem,
     reading: Reading,
     choice: Choice,
+    stock: int,
 ) -> BudgetError:
     """What to say if `choice`, the plan of the lowest peak, is too much."""
     graph, buffers = reading.graph, problem.buffers
@@ -151,7 +157,7 @@ def _too_little(
     timeline = simulate(buffers, schedule)
     step = timeline.steps[timeline.peak_step]
     op = graph.ops[step.op]
-    least, stock = timeline.peak_bytes, problem.stock_peak_bytes
+    least = timeline.peak_bytes
     size = sizes_like(stock)
     is_plain = budget.above_rest and not budget.is_share
     left = "" if is_plain else f", which is {size(allowed.bytes)} above rest"

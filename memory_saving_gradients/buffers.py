@@ -105,6 +105,15 @@ class Buffers:
         """Why the buffer's op may not be recomputed, or None."""
         return self.graph.ops[self.graph.tensors[tensor].op].pin
 
+    def may_copy(self, tensor: int) -> bool:
+        """Whether the buffer's op is a forward op that may be run again, and whether
+        that is of any use: what is `endless` is there in any case."""
+        return (
+            self.position[self.graph.tensors[tensor].op] >= 0
+            and self.pinned(tensor) is None
+            and tensor not in self.endless
+        )
+
 
 def _buffers_behind(graph: TrainingGraph) -> list[tuple[int, ...]]:
     """For each tensor the buffers it stands for: its own, or its source's and those

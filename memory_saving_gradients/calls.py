@@ -26,11 +26,14 @@ import tensorflow as tf
 
 from memory_saving_gradients import tf_internals, tf_internals_bodies
 from memory_saving_gradients.pins import pin_of
+from memory_saving_gradients.stored import leading_nowhere
 
-__all__ = ["Call", "call_of", "handed_on", "reads_to_give_out"]
+__all__ = ["Call", "call_of", "handed_on", "reads_to_give_out", "unread_arguments"]
 
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 """Not the other kinds of calls, whose functions Python does not know."""
+
+_BRANCHES = frozenset("Case If StatelessCase StatelessIf".split())
 
 
 @dataclass
@@ -169,6 +172,28 @@ def handed_on(tensor: tf.Tensor) -> tf.Tensor:
             break
         tensor = tensor.op.inputs[places[0]]
     return tensor
+
+
+def unread_arguments(op: tf.Operation) -> frozenset[int]:
+    """The numbers of arguments of which a call or branch makes nothing that it returns.
+
+    TensorFlow builds the gradients of all that an op reads, constants included, and a
+    backward function is given what these take. It is inlined, and what leads nowhere is
+    dropped. (What XLA compiles by itself is given all.)
+    """
+    first = 0 if op.type in _CALLS else 1  # which branch is taken
+    if op.type not in _CALLS | _BRANCHES:
+        return frozenset()
+    unread = frozenset(range(first, len(op.inputs)))
+    bodies = tf_internals_bodies.bodies_of(op)
+    for body in bodies:
+        ops = body.get_operations()
+        if len(body.inputs) != len(op.inputs) - first or any(
+            map(tf_internals_bodies.made_for_xla, ops[-1:])
+        ):
+            return frozenset()
+        unread &= {first + place for place in leading_nowhere(body)}
+    return unread if bodies else frozenset()
 
 
 def reads_to_give_out(body: tf.Graph, results: Sequence[Any]) -> list[tf.Tensor]:

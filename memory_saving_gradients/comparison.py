@@ -14,9 +14,9 @@ from memory_saving_gradients.dry_run import Subject
 from memory_saving_gradients.errors import BudgetError, CheckpointError
 from memory_saving_gradients.planners import Problem
 from memory_saving_gradients.planners.baselines import chen, uniform
-from memory_saving_gradients.rewire import plan_of
 from memory_saving_gradients.study import Study
 from memory_saving_gradients.sweep import Sweep
+from memory_saving_gradients.trials import Trials
 from memory_saving_gradients.wording import columns, percent, sizes_like
 
 __all__ = ["Compared", "Comparison", "compare"]
@@ -106,8 +106,9 @@ def compare(
 
     Compared are stock; equal segments and the greedy ones of Chen et al., each with the
     size of segments that makes its peak lowest; `"speed"`, `"memory"` and budgets. All
-    are judged by the same simulator. Loops, branches and called functions count as
-    stock makes them: what can be saved inside is not in the figures.
+    are judged by the same simulator. What `"speed"`, `"memory"` and budgets save inside
+    loops, branches and called functions is in the figures; segments are of the graph
+    around these.
 
     Args:
         fn_or_model: As in `plan`.
@@ -142,7 +143,8 @@ def compare(
     budgets = (budgets,) if isinstance(budgets, str | Budget) else budgets
     strategies = ("speed", "memory", *map(_budget, budgets))
     wanted = [(str(one), subject.asked_for(one)[0].checkpoints) for one in strategies]
-    study = subject.stock(batch_size)
+    trials = subject.trials(batch_size)
+    study = trials.stock
     problem = study.problem
     counts = np.geomspace(1, max(len(problem.useful), 1), _TRIED)
     equal = uniform(problem, np.unique(counts.astype(int)).tolist())
@@ -151,7 +153,7 @@ def compare(
         _row("uniform segments", study, _lowest(problem, equal)),
         _row("Chen's √n", study, _lowest(problem, chen(problem, _TRIED))),
     ]
-    rows.extend(_planned(name, study, checkpoints) for name, checkpoints in wanted)
+    rows.extend(_planned(name, trials, checkpoints) for name, checkpoints in wanted)
     return Comparison(tuple(rows))
 
 
@@ -193,10 +195,10 @@ def _row(name: str, study: Study, kept: frozenset[int]) -> Compared:
     )
 
 
-def _planned(name: str, study: Study, checkpoints: Any) -> Compared:
+def _planned(name: str, trials: Trials, checkpoints: Any) -> Compared:
     """What the library would do."""
     try:
-        plan = plan_of(study, checkpoints)
+        plan = trials.plan(checkpoints)
     except BudgetError as error:
         return Compared(name, None, None, None, None, str(error))
     stock = plan.stock_peak_if_consumed_bytes
@@ -206,7 +208,7 @@ def _planned(name: str, study: Study, checkpoints: Any) -> Compared:
         _over(plan.predicted_peak_bytes, plan.stock_peak_bytes),
         1 - _over(plan.predicted_peak_if_consumed_bytes, stock),
         plan.extra_fraction,
-        plan.reason,
+        plan.reason if plan.is_stock else "",
     )
 
 

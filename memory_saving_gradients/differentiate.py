@@ -151,7 +151,15 @@ def gradients(
                 unconnected_gradients=unconnected_gradients,
             )
 
-    return doors.handle(setting, targets, grad_ys, stock, "gradients").gradients
+    return doors.handle(
+        setting,
+        targets,
+        grad_ys,
+        stock,
+        "gradients",
+        as_list(xs),
+        stop_gradients or (),
+    ).gradients
 
 
 def _member(mode: str) -> Any:

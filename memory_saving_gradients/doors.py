@@ -41,11 +41,14 @@ from memory_saving_gradients.autodiff import (
     as_list,
     save_memory,
 )
+from memory_saving_gradients.body_rules import STOCK
 from memory_saving_gradients.errors import CheckpointError
+from memory_saving_gradients.rehearsal import rehearsed
 from memory_saving_gradients.selection import plain_variable
 
 __all__ = [
     "Door",
+    "busy",
     "handle",
     "hold_open",
     "set_process_wide",
@@ -126,6 +129,17 @@ def hold_open() -> Iterator[None]:
         door.close()
 
 
+@contextmanager
+def busy() -> Iterator[None]:
+    """While a gradient is taken: calls inside it go on to stock, bodies come to us."""
+    _here.busy += 1
+    try:
+        with hold_open():
+            yield
+    finally:
+        _here.busy -= 1
+
+
 class Door:
     """One reason to keep the wrappers in place."""
 
@@ -164,7 +178,8 @@ class Door:
 
 def _inside(setting: Setting | None, graph: tf.Graph | None = None) -> bodies.Within:
     """What holds for the bodies in a graph."""
-    return bodies.Within(setting if setting and setting.inside else None, graph)
+    saves = setting is not None and setting.rule != STOCK
+    return bodies.Within(setting if saves else None, graph)
 
 
 # -- behind the doors ------------------------------------------------------------------
@@ -176,6 +191,8 @@ def handle(
     given: Any,
     differentiate: Callable[[Any], Sequence[Any]],
     route: str,
+    sources: Sequence[Any] = (),
+    stops: Sequence[Any] = (),
 ) -> Outcome:
     """Has stock differentiate in less memory; see `autodiff.save_memory`.
 
@@ -185,12 +202,13 @@ def handle(
         given: The gradients that the targets receive, None for ones.
         differentiate: The stock call, given the seeds.
         route: What the caller is called in counts.
+        sources: With respect to what is differentiated.
+        stops: Through what nothing is differentiated.
     """
-    _here.busy += 1
     graph = tf.compat.v1.get_default_graph()
-    try:
-        # Bodies come through the doors, whoever asked for the gradient.
-        with hold_open(), bodies.within(_inside(setting, graph)) as inside:
+    with busy():
+        setting = rehearsed(setting, targets, sources, stops, tape=route == TAPE)
+        with bodies.within(_inside(setting, graph)) as inside:
             outcome = save_memory(
                 setting,
                 targets,
@@ -199,8 +217,6 @@ def handle(
                 all_or_none=route == TAPE,
                 bodies=inside.plans,
             )
-    finally:
-        _here.busy -= 1
     if outcome.plan is None:
         return outcome
     with _lock:
@@ -239,7 +255,8 @@ def _through_tapes(
     setting = _setting_for(targets)
     if setting is None:
         return stock(output_gradients)
-    return _handle_or_stock(setting, targets, output_gradients, stock, TAPE)
+    given = output_gradients
+    return _handle_or_stock(setting, targets, given, stock, TAPE, sources)
 
 
 def _through_graphs(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -260,7 +277,9 @@ def _through_graphs(before: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     setting = _setting_for(targets)
     if setting is None:
         return stock(arguments.get("grad_ys"))
-    return _handle_or_stock(setting, targets, arguments.get("grad_ys"), stock, GRAPH)
+    given, xs = arguments.get("grad_ys"), as_list(arguments["xs"])
+    stops = as_list(arguments.get("stop_gradients") or [])
+    return _handle_or_stock(setting, targets, given, stock, GRAPH, xs, stops)
 
 
 def _through_loops(before: Callable[..., Any], op: Any, *given: Any) -> Any:
@@ -300,14 +319,18 @@ def _handle_or_stock(
     given: Any,
     stock: Callable[[Any], Any],
     route: str,
+    sources: Sequence[Any],
+    stops: Sequence[Any] = (),
 ) -> Any:
     """Handles a call; what the process-wide setting cannot serve stays stock.
 
     Libraries take gradients that their user does not see, in graphs that a collection
     or a list of names has nothing to do with. So there this is no error.
     """
+    asked = targets, given
     if _here.settings:
-        return handle(setting, targets, given, stock, route).gradients
+        outcome = handle(setting, *asked, stock, route, sources, stops)
+        return outcome.gradients
     done: list[Any] = []
 
     def differentiate(seeds: Any) -> Any:
@@ -315,7 +338,8 @@ def _handle_or_stock(
         return done[0]
 
     try:
-        return handle(setting, targets, given, differentiate, route).gradients
+        outcome = handle(setting, *asked, differentiate, route, sources, stops)
+        return outcome.gradients
     except CheckpointError as error:
         reason = str(error)
         if counting.left_alone(reason):

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import doors, keras_models
 from memory_saving_gradients.autodiff import Setting, parse_setting
+from memory_saving_gradients.body_rules import BodyRule
 from memory_saving_gradients.checkpoints import Checkpoints
 from memory_saving_gradients.errors import MemorySavingGradientsError
 from memory_saving_gradients.input_specs import filled, has_open_batch, specs_of_model
@@ -27,6 +28,7 @@ from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.rewire import plan_of
 from memory_saving_gradients.study import Study
+from memory_saving_gradients.trials import Trials
 
 __all__ = ["Subject", "plan"]
 
@@ -152,10 +154,14 @@ class Subject:
         )
         return setting, nullcontext()
 
-    def stock(self, batch_size: int | None = None) -> Study:
-        """The gradient as TensorFlow takes it: loops and calls are stock's inside."""
-        setting, noting = self.asked_for("memory")
-        return self.traced(batch_size, replace(setting, inside=False), noting)[0]
+    def trials(self, batch_size: int | None = None) -> Trials:
+        """The gradient under each rule for loops, branches and called functions."""
+
+        def under(rule: BodyRule) -> Study:
+            setting, noting = self.asked_for("memory")
+            return self.traced(batch_size, replace(setting, rule=rule), noting)[0]
+
+        return Trials(under)
 
     def traced(
         self,

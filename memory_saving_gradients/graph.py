@@ -28,7 +28,8 @@ class Storage(enum.Enum):
     OWN = "own"
     """In a buffer that its op allocates (or takes over from a dying input)."""
     ALIAS = "alias"
-    """In the buffer of the op's first input: `Reshape`, `Identity` and their like."""
+    """In the buffer of the op's first input: `Reshape`, `Identity` and their like. Of a
+    call: in that of an argument or of an earlier output."""
     RESTING = "resting"
     """In memory that is there anyway: variables, constants, what the caller feeds."""
 
@@ -200,7 +201,8 @@ def _check_tensor(graph: TrainingGraph, tensor: TensorNode) -> None:
     )
     if tensor.source is not None:
         _require(
-            tensor.source in producer.inputs,
+            tensor.source in producer.inputs
+            or tensor.source in producer.outputs[: producer.outputs.index(tensor.id)],
             f"{tensor.name} aliases what {producer.name} does not read",
         )
 

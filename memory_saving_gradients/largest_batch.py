@@ -24,8 +24,7 @@ from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints
 from memory_saving_gradients.dry_run import Subject
 from memory_saving_gradients.errors import CheckpointError, MemorySavingGradientsError
 from memory_saving_gradients.planners.budget import explored
-from memory_saving_gradients.rewire import plan_of
-from memory_saving_gradients.study import Study
+from memory_saving_gradients.trials import Trials
 from memory_saving_gradients.wording import columns, percent, sizes_like
 
 __all__ = ["FittingBatch", "FittingBatches", "max_batch_size"]
@@ -150,7 +149,7 @@ def max_batch_size(
             '`tf.TensorSpec([None, 64], "float32")`.'
         )
     studies = _Studies(subject)
-    first = studies.at(_SMALL[0])
+    first = studies.at(_SMALL[0]).stock
     allowed = allowance(limit, first.stock_peak_bytes, first.reading).bytes
     stock = studies.row("stock", _peak_of_stock, _STOCK, allowed, _SMALL)
     fits = stock.batch_size
@@ -179,19 +178,18 @@ def _limit(budget: Any) -> Budget:
     return limit
 
 
-def _peak_of_stock(study: Study) -> int:
-    return study.stock_peak_bytes
+def _peak_of_stock(trials: Trials) -> int:
+    return trials.stock.stock_peak_bytes
 
 
-def _peak_of_memory(study: Study) -> int:
-    return plan_of(study, Auto("memory")).predicted_peak_bytes
+def _peak_of_memory(trials: Trials) -> int:
+    return trials.plan(Auto("memory")).predicted_peak_bytes
 
 
-def _least_peak(study: Study) -> int:
+def _least_peak(trials: Trials) -> int:
     """The lowest peak that the planner of budgets finds."""
-    least = explored(study.problem, (1,)).least_bytes
-    assert least is not None  # stock is always there
-    return least
+    found = [explored(study.problem, (1,)).least_bytes for study in trials.studies()]
+    return min(least for least in found if least is not None)  # stock is always there
 
 
 class _Studies:
@@ -199,18 +197,18 @@ class _Studies:
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self._known: dict[int, Study] = {}
+        self._known: dict[int, Trials] = {}
 
-    def at(self, batch_size: int) -> Study:
+    def at(self, batch_size: int) -> Trials:
         """The gradient for batches of this size."""
         if batch_size not in self._known:
-            self._known[batch_size] = self._subject.stock(batch_size)
+            self._known[batch_size] = self._subject.trials(batch_size)
         return self._known[batch_size]
 
     def row(
         self,
         name: str,
-        peak_of: Callable[[Study], int],
+        peak_of: Callable[[Trials], int],
         keep: Checkpoints,
         allowed: int,
         sizes: tuple[int, int],
@@ -219,7 +217,7 @@ class _Studies:
         found = _largest(lambda size: peak_of(self.at(size)), allowed, sizes)
         if found.fits == 0:
             return FittingBatch(name, 0, 0, 0.0, found.slope, found.start)
-        plan = plan_of(self.at(found.fits), keep)
+        plan = self.at(found.fits).plan(keep)
         return FittingBatch(
             name,
             found.fits,

@@ -7,22 +7,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import doors, tf_internals
-from memory_saving_gradients.autodiff import (
-    as_autodiff_made_it,
-    as_list,
-    parse_setting,
-)
+from memory_saving_gradients import doors
+from memory_saving_gradients.autodiff import as_list, parse_setting
+from memory_saving_gradients.body_rules import BodyRule
 from memory_saving_gradients.checkpoints import Auto
 from memory_saving_gradients.errors import (
     EagerExecutionError,
     MemorySavingGradientsError,
 )
-from memory_saving_gradients.planners.budget import explored, ladder
-from memory_saving_gradients.planners.front import Point
-from memory_saving_gradients.rewire import plan_of
-from memory_saving_gradients.scratch import copied
+from memory_saving_gradients.planners.budget import explored
+from memory_saving_gradients.planners.front import Front, Point
+from memory_saving_gradients.rehearsal import studied
 from memory_saving_gradients.study import Study
+from memory_saving_gradients.trials import Trials
 from memory_saving_gradients.wording import columns, percent, sizes_like
 
 __all__ = ["Pareto", "ParetoPoint", "pareto"]
@@ -110,9 +107,8 @@ def pareto(
     Call it where `gradients` would be called, while a graph is built. The gradient is
     built in a copy of the graph, which is dropped: the graph is left as it was.
 
-    Loops, branches and called functions count as stock makes them: what can be saved
-    inside is not in the figures. On large graphs it takes some ten times as long as the
-    plan of one budget.
+    What can be saved inside loops, branches and called functions is in the figures. On
+    large graphs it takes some ten times as long as the plan of one budget.
 
     Args:
         ys: A tensor or a list of tensors to differentiate.
@@ -148,43 +144,43 @@ def pareto(
             "must be computed in it, too), or try `compare`, which takes a function."
         )
     setting = parse_setting("memory", unknown_dim, cost, where="pareto")
-    graph = tf.compat.v1.get_default_graph()
-    with as_autodiff_made_it(graph, ys):
-        scratch, targets, sources = copied(graph, as_list(ys), as_list(xs))
-    if not sources:
+
+    def under(rule: BodyRule) -> Study:
+        with doors.busy():
+            return studied(replace(setting, rule=rule), as_list(ys), as_list(xs))
+
+    trials = Trials(under)
+    if not trials.stock.reading.graph.results:
         raise MemorySavingGradientsError(
             "`memory_saving_gradients.pareto`: the `ys` depend on none of the `xs`, so "
             "that every gradient is None. Compute the `ys` from the `xs`, in the same "
             "graph."
         )
-
-    def stock(seeds: Any) -> Any:
-        return tf_internals.gradients_helper(
-            targets, sources, seeds, colocate_gradients_with_ops=True
-        )
-
-    seen: list[Study] = []
-    looking = replace(setting, studied=seen.append, inside=False)
-    with scratch.as_default():
-        doors.handle(looking, targets, None, stock, "gradients")
-    return front_of(seen[0])
+    return front_of(trials)
 
 
-def front_of(study: Study) -> Pareto:
-    """The front of a gradient that has been studied."""
-    problem = study.problem
-    seconds = problem.buffers.graph.seconds
-
-    def point(peak_bytes: int, extra: float) -> ParetoPoint:
-        return ParetoPoint(peak_bytes, extra, extra / seconds if seconds else 0.0)
-
-    front = explored(problem, ladder(problem, _LEVELS))
-    memory, speed = (plan_of(study, Auto(mode)) for mode in ("memory", "speed"))
+def front_of(trials: Trials) -> Pareto:
+    """The front of a gradient, under all rules for what it has inside."""
+    stock = trials.stock.stock
+    front = Front()
+    levels = [stock.peak_bytes * n // _LEVELS for n in range(1, _LEVELS)]
+    for study in trials.studies():
+        inside = sum(body.seconds_in_all for body in study.bodies)
+        for p in explored(study.problem, levels):
+            front.add(Point(p.peak_bytes, p.extra_seconds + inside, p.kept))
+    memory, speed = (trials.plan(Auto(mode)) for mode in ("memory", "speed"))
     for plan in (memory, speed):
         front.add(
             Point(plan.predicted_peak_bytes, plan.extra_seconds, plan.schedule.kept)
         )
+
+    def point(peak_bytes: int, extra: float) -> ParetoPoint:
+        fraction = extra / stock.seconds if stock.seconds else 0.0
+        return ParetoPoint(peak_bytes, extra, fraction)
+
     points = tuple(point(p.peak_bytes, p.extra_seconds) for p in front)
+    if points[-1].peak_bytes < stock.peak_bytes:  # something is saved for nothing
+        points = (*points, point(stock.peak_bytes, 0.0))
     return Pareto(
         points,
         point(memory.predicted_peak_bytes, memory.extra_seconds),

@@ -46,6 +46,8 @@ class Plan:
         resting_bytes: What a budget in total found to rest, in bytes; else None.
         replayed: Whether it was saved before, and not searched for.
         measured: For how many ops `cost` had measured times; None without it.
+        rule: How `bodies` save memory under a budget: "stock" (not at all), "speed",
+            "memory", or "split", which is memory's with long loops split; else "".
         stock: The simulated run of the untouched graph: a `simulate.Timeline` with
             `steps` (which op, original or copy), `live_bytes` (for each step, in bytes
             above rest while it runs), `at_peak` (the buffers alive at the peak) and
@@ -89,6 +91,7 @@ class Plan:
     bodies: tuple[InsidePlan, ...] = field(default=(), repr=False)
     replayed: bool = False
     measured: Coverage | None = None
+    rule: str = ""
 
     @property
     def is_stock(self) -> bool:
@@ -144,7 +147,7 @@ class Plan:
         """
         return SavedPlan(
             strategy=self.strategy,
-            bodies=self.strategy if self.strategy in PLANNERS else "",
+            bodies=self.strategy if self.strategy in PLANNERS else self.rule,
             reason=self.reason,
             stock_peak_bytes=self.stock_peak_bytes,
             predicted_peak_bytes=self.predicted_peak_bytes,

@@ -41,6 +41,7 @@ def _token(holding: Within | None) -> Any:
         _Same(setting.cost),
         setting.every,
         setting.verify,
+        setting.rule,
     )
 
 

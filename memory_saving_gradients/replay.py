@@ -1,11 +1,15 @@
-"""A saved plan made real again, in the graph that it was made for and in no other.
+"""A saved plan made real again, in a graph like the one that it was made for.
 
 1. The forward graph is described, one line an op (`graph_lines`): name, type, what it
    reads, dtypes and shapes. Control inputs are left out: a `tf.function` adds some when
    its trace ends. So are attributes and the insides of functions; a plan is right for
    whatever these are.
-2. If the lines are those of the plan, its kept tensors are looked up by name.
-3. What is recomputed with these kept must be what the plan recomputes. It is not if
+2. Names count for nothing: Keras counts layers from the start of the process, and what
+   a dry run calls its inputs is not what `fit` calls them. The lines of both graphs are
+   put into one order, in which what reads nothing stands before its first reader, and
+   compared by types, shapes and by which line reads which (`_Lines`).
+3. If they agree, the ops that the plan names are those in the same places here.
+4. What is recomputed with these kept must be what the plan recomputes. It is not if
    other gradients are taken of the same forward pass.
 """
 
@@ -13,12 +17,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import tensorflow as tf
 
 from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.errors import PlanMismatchError, place, shortened
-from memory_saving_gradients.saved import SavedPlan, fingerprint
+from memory_saving_gradients.saved import SavedPlan
 from memory_saving_gradients.schedule import Schedule
 from memory_saving_gradients.tf_read import Reading
 
@@ -66,6 +71,83 @@ def _shape(tensor: tf.Tensor) -> str:
     return f"[{','.join(sizes)}]"
 
 
+_LINE = re.compile(r"(?P<name>.*?) = (?P<type>\w+)\((?P<reads>.*)\) -> (?P<makes>.*)")
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The lines of a graph in an order that does not depend on names.
+
+    Attributes:
+        text: The lines.
+        meaning: For each its type, what it makes, and which outputs of which lines it
+            reads.
+        names: For each the name of its op.
+        numbers: For each the number of its op in graph order.
+    """
+
+    text: tuple[str, ...]
+    meaning: tuple[tuple[object, ...], ...]
+    names: tuple[str, ...]
+    numbers: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lines: Sequence[str]) -> _Lines:
+        """Reads the lines of `graph_lines`."""
+        parts = []
+        for line in lines:
+            found = _LINE.fullmatch(line)
+            fields = found.groups() if found else (line, "", "", "")
+            reads = [_split(name) for name in fields[2].split(", ") if name]
+            parts.append((fields[0], fields[1], reads, fields[3]))
+        known = {part[0]: number for number, part in enumerate(parts)}
+        order: dict[int, int] = {}
+        for number, (_, _, reads, _) in enumerate(parts):
+            if not reads:
+                continue
+            for name, _ in reads:
+                source = known.get(name)
+                if source is not None and not parts[source][2]:
+                    order.setdefault(source, len(order))
+            order.setdefault(number, len(order))
+        for number in range(len(parts)):
+            order.setdefault(number, len(order))
+        return cls(
+            tuple(lines[number] for number in order),
+            tuple(
+                (
+                    kind,
+                    makes,
+                    *((order.get(known.get(name, -1)), index) for name, index in reads),
+                )
+                for _, kind, reads, makes in (parts[number] for number in order)
+            ),
+            tuple(parts[number][0] for number in order),
+            tuple(order),
+        )
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The op and the number of a tensor."""
+    op, colon, index = name.rpartition(":")
+    return (op, index) if colon else (name, "0")
+
+
+def _places(saved: SavedPlan, reading: Reading) -> dict[str, int]:
+    """For the name of each op of the plan's graph the number of the op that it is here.
+
+    Raises:
+        PlanMismatchError: The plan was made for another graph.
+    """
+    there, here = _Lines.of(saved.graph), _Lines.of(graph_lines(reading))
+    if there.meaning != here.meaning:
+        raise PlanMismatchError(
+            f"{place()}: the saved plan was made for another graph. "
+            f"{_first_difference(there, here)} {_WHAT_TO_DO}"
+        )
+    return dict(zip(there.names, here.numbers, strict=True))
+
+
 def kept_as_saved(saved: SavedPlan, reading: Reading) -> frozenset[int]:
     """The ids of the tensors that the plan keeps.
 
@@ -73,47 +155,53 @@ def kept_as_saved(saved: SavedPlan, reading: Reading) -> frozenset[int]:
         PlanMismatchError: The plan was made for another graph, or somebody has edited
             it.
     """
-    lines = graph_lines(reading)
-    if fingerprint(lines) != saved.fingerprint:
-        raise PlanMismatchError(
-            f"{place()}: the saved plan was made for another graph. "
-            f"{_first_difference(saved, lines)} {_WHAT_TO_DO}"
-        )
-    ids = {tensor.name: tensor.id for tensor in reading.graph.tensors}
-    unknown = [name for name in saved.kept if name not in ids]
+    places = _places(saved, reading)
+    kept, unknown = set(), []
+    for name in saved.kept:
+        op, index = _split(name)
+        outputs = reading.graph.ops[places[op]].outputs if op in places else ()
+        if index.isdecimal() and int(index) < len(outputs):
+            kept.add(outputs[int(index)])
+        else:
+            unknown.append(name)
     if unknown:
         raise PlanMismatchError(
             f"{place()}: the saved plan keeps what is not in its own graph: "
             f"{shortened(unknown)}. It was edited by hand: save it anew, or give "
             "the names as a list."
         )
-    return frozenset(ids[name] for name in saved.kept)
+    return frozenset(kept)
 
 
-def _first_difference(saved: SavedPlan, lines: Sequence[str]) -> str:
-    """What differs first, and what may have made it differ."""
-    here, there = len(lines), len(saved.graph)
-    pairs = enumerate(zip(saved.graph, lines, strict=False))
-    at = next((n for n, (old, new) in pairs if old != new), min(here, there))
+def _first_difference(there: _Lines, here: _Lines) -> str:
+    """What differs first, and in what."""
+    pairs = list(enumerate(zip(there.meaning, here.meaning, strict=False)))
+    shorter = len(pairs)
+    differing = [n for n, (old, new) in pairs if old != new]
+    # Two sources of different kinds stand there for what reads them, which tells more.
+    telling = [
+        n
+        for n in differing
+        if there.meaning[n][0] == here.meaning[n][0]
+        or max(len(there.meaning[n]), len(here.meaning[n])) > 2
+    ]
+    at = (telling or differing or [shorter])[0]
     old, new = (
-        f"`{text[at]}`" if at < len(text) else "no more ops"
-        for text in (saved.graph, lines)
+        f"`{lines.text[at]}`" if at < len(lines.text) else "no more ops"
+        for lines in (there, here)
     )
     said = f"The first op that differs is number {at + 1}: "
     said += f"the plan has {old}, here is {new}."
-    if _without_counters(old) == _without_counters(new):
-        said += (
-            " The names differ by a number only. Keras counts layers from the start "
-            "of the process: call `keras.utils.clear_session()` before the model is "
-            "built, or name the layers."
-        )
+    if at < shorter:
+        one, other = there.meaning[at], here.meaning[at]
+        if one[0] == other[0] and one[2:] == other[2:]:
+            said += (
+                " Only dtypes or shapes differ: plan for the batch that will come "
+                "(`batch_size=` of `plan`, or its specs)."
+            )
+        elif one[:2] == other[:2]:
+            said += " They read different things."
     return said
-
-
-def _without_counters(line: str) -> str:
-    """A line without the numbers at the end of the parts of names."""
-    names, arrow, types = line.rpartition(" -> ")
-    return re.sub(r"(_\d+)+(?=[/: ,)]|$)", "", names) + arrow + types
 
 
 def rerun_lines(schedule: Schedule, reading: Reading) -> tuple[str, ...]:
@@ -136,19 +224,20 @@ def reruns_as_saved(
     """`rerun_lines` as `make_schedule` wants it; None if there are none.
 
     Raises:
-        PlanMismatchError: Somebody has edited them.
+        PlanMismatchError: The plan was made for another graph, or somebody has edited
+            these lines.
     """
     if not saved.reruns:
         return None
-    positions = {
-        reading.graph.ops[op].name: position
-        for position, op in enumerate(buffers.forward)
-    }
+    positions = {op: position for position, op in enumerate(buffers.forward)}
+    places = _places(saved, reading)
     found: dict[int, tuple[int, ...]] = {}
     for line in saved.reruns:
         slot, _, names = line.partition(": ")
         try:
-            found[int(slot)] = tuple(positions[name] for name in names.split(" "))
+            found[int(slot)] = tuple(
+                positions[places[name]] for name in names.split(" ")
+            )
         except (KeyError, ValueError):
             raise PlanMismatchError(
                 f"{place()}: the saved plan runs again what is not in its own graph: "
@@ -164,12 +253,15 @@ def require_same_work(saved: SavedPlan, schedule: Schedule, reading: Reading) ->
         PlanMismatchError: It does not.
     """
     ops = reading.graph.ops
+    places = _places(saved, reading)
+    wanted = [
+        ops[places[name]].name if name in places else name for name in saved.recomputed
+    ]
     found = [ops[op].name for op in schedule.recomputed]
-    if tuple(found) == saved.recomputed:
+    more = [name for name in found if name not in set(wanted)]
+    less = [name for name in wanted if name not in set(found)]
+    if not more and not less:
         return
-    wanted = set(saved.recomputed)
-    more = [name for name in found if name not in wanted]
-    less = [name for name in saved.recomputed if name not in set(found)]
     differences = [
         f"{what} {shortened(names)}"
         for what, names in (("also", more), ("not", less))
@@ -178,7 +270,7 @@ def require_same_work(saved: SavedPlan, schedule: Schedule, reading: Reading) ->
     raise PlanMismatchError(
         f"{place()}: the saved plan was made for other gradients of this forward "
         f"pass: with its tensors kept, what is recomputed is "
-        f"{' and '.join(differences) or 'in other order'}. "
+        f"{' and '.join(differences)}. "
         "Differentiate the same `ys` with respect to the same `xs`, and do not edit "
         f"what is kept by hand. {_WHAT_TO_DO}"
     )

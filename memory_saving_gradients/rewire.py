@@ -124,15 +124,21 @@ def rewire(
 
 
 @_garbage_collection_paused()
-def plan_of(study: Study, checkpoints: Checkpoints) -> Plan:
-    """What `rewire` would do with the gradient that was studied; nothing is changed."""
+def plan_of(study: Study, checkpoints: Checkpoints, *, quietly: bool = False) -> Plan:
+    """What `rewire` would do with the gradient that was studied; nothing is changed.
+
+    Args:
+        study: The gradient.
+        checkpoints: What to keep.
+        quietly: Whether nothing is logged, since it is one plan of several.
+    """
     started = time.perf_counter()
-    decision = _decide(checkpoints, study)
+    decision = _decide(checkpoints, study, quietly)
     elapsed = study.seconds + time.perf_counter() - started
     return _with_bodies(_plan(checkpoints, study, decision, elapsed), study)
 
 
-def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
+def _decide(checkpoints: Checkpoints, study: Study, quietly: bool = False) -> _Decision:
     """Steps 2 and 3 of the module's outline."""
     problem, reading = study.problem, study.reading
     buffers = problem.buffers
@@ -145,7 +151,9 @@ def _decide(checkpoints: Checkpoints, study: Study) -> _Decision:
         )
     elif isinstance(checkpoints, Budget):
         allowed = allowance(checkpoints, study.stock_peak_bytes, reading)
-        choice = chosen_within(allowed, checkpoints, problem, reading)
+        choice = chosen_within(
+            allowed, checkpoints, problem, reading, study.stock_peak_bytes, quietly
+        )
     else:
         choice = Choice(selection.select(checkpoints, problem, reading, study.graph))
     schedule = make_schedule(
@@ -258,16 +266,16 @@ def _with_bodies(plan: Plan, study: Study) -> Plan:
     What they hold now, and the seconds of what they recompute, are in the graph that
     was simulated.
     """
-    bodies, spared = study.bodies, study.spared_bytes
-    seconds = sum(body.seconds_in_all for body in bodies)
-    stock = plan.reading.graph.seconds - seconds
+    stock = study.stock
+    extra = plan.extra_seconds + sum(body.seconds_in_all for body in study.bodies)
     return replace(
         plan,
-        stock_peak_bytes=plan.stock_peak_bytes + spared,
-        stock_peak_if_consumed_bytes=plan.stock_peak_if_consumed_bytes + spared,
-        extra_seconds=plan.extra_seconds + seconds,
-        extra_fraction=(plan.extra_seconds + seconds) / stock if stock > 0 else 0.0,
-        bodies=tuple(bodies),
+        stock_peak_bytes=stock.peak_bytes,
+        stock_peak_if_consumed_bytes=stock.peak_if_consumed_bytes,
+        extra_seconds=extra,
+        extra_fraction=extra / stock.seconds if stock.seconds > 0 else 0.0,
+        bodies=tuple(study.bodies),
+        rule=study.rule,
     )
 
 

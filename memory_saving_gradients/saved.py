@@ -31,8 +31,9 @@ class SavedPlan:
 
     Attributes:
         strategy: The `checkpoints=` argument, in words, of the search that found it.
-        bodies: The automatic strategy for the bodies of loops, branches and called
-            functions, which plan for themselves; "" if nothing is kept in them.
+        bodies: How bodies of loops, branches and called functions save memory, which
+            plan for themselves: an automatic strategy, or `Plan.rule`; "" if nothing is
+            kept in them.
         reason: Why the graph was left as it was, or "".
         stock_peak_bytes: As in `Plan`; so are the next three.
         predicted_peak_bytes: In bytes above rest.

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -21,10 +22,11 @@ from memory_saving_gradients.measured import Coverage, Measured
 from memory_saving_gradients.order import backward_order
 from memory_saving_gradients.planners import Problem
 from memory_saving_gradients.planners.settled import casts_of_what_rests, masks_of_draws
+from memory_saving_gradients.sweep import Sweep
 from memory_saving_gradients.tf_read import Reading, read
 from memory_saving_gradients.working import peak_at_rest, with_working_memory
 
-__all__ = ["UNKNOWN_DIM", "StockGradient", "Study", "examine"]
+__all__ = ["UNKNOWN_DIM", "StockFigures", "StockGradient", "Study", "examine"]
 
 UNKNOWN_DIM = 64
 """What an unknown dimension is taken to be while planning, unless the caller says."""
@@ -34,6 +36,21 @@ _MANY = 16
 
 _MUCH = 16
 """Gradients dominate from this part of the peak on."""
+
+
+@dataclass(frozen=True)
+class StockFigures:
+    """What stock takes, with bodies that are stock's, too.
+
+    Attributes:
+        peak_bytes: Its simulated peak, in bytes above rest.
+        peak_if_consumed_bytes: The same for who consumes each gradient at once.
+        seconds: Estimated time of forward and backward pass.
+    """
+
+    peak_bytes: int
+    peak_if_consumed_bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -49,6 +66,8 @@ class StockGradient:
         foreign: Ops that other threads created meanwhile in the midst of these: read,
             but never changed.
         bodies: What was done inside loops, branches and called functions.
+        figures: Those of stock, if it was tried where bodies are stock's.
+        rule: What the rule for bodies is called (`body_rules`), "" without one.
     """
 
     graph: tf.Graph
@@ -58,6 +77,8 @@ class StockGradient:
     created: Sequence[tf.Operation]
     foreign: Sequence[tf.Operation] = ()
     bodies: Sequence[InsidePlan] = ()
+    figures: StockFigures | None = None
+    rule: str = ""
 
     @property
     def tensor_seeds(self) -> list[tf.Tensor]:
@@ -78,6 +99,8 @@ class Study:
         seconds: How long reading took.
         coverage: For how many ops times were measured, if any were given.
         bodies: What was done inside loops, branches and called functions.
+        known: As in `StockGradient.figures`.
+        rule: As in `StockGradient`.
     """
 
     graph: tf.Graph
@@ -88,19 +111,31 @@ class Study:
     seconds: float
     coverage: Coverage | None = None
     bodies: Sequence[InsidePlan] = ()
+    known: StockFigures | None = None
+    rule: str = ""
 
-    @property
-    def spared_bytes(self) -> int:
-        """By how much more stock's peak is than that of the graph that was read.
+    @cached_property
+    def stock(self) -> StockFigures:
+        """What stock takes.
 
-        There bodies recompute already; stock holds at the end of the forward pass what
-        they do not.
+        In the graph that was read bodies recompute already. If nobody has looked how it
+        is without: stock holds at the end of the forward pass what they do not.
         """
-        if not self.bodies:
-            return 0
-        stock = self.problem.stock
-        own = stock.peak_bytes - peak_at_rest(self.reading, stock)
-        return max(sum(body.spared_bytes for body in self.bodies) - own, 0)
+        if self.known is not None:
+            return self.known
+        timeline, buffers = self.problem.stock, self.problem.buffers
+        everything = frozenset(range(len(buffers.graph.tensors)))
+        consumed = Sweep(buffers, everything).peak_if_consumed
+        spared = 0
+        if self.bodies:
+            own = timeline.peak_bytes - peak_at_rest(self.reading, timeline)
+            spared = max(sum(body.spared_bytes for body in self.bodies) - own, 0)
+        inside = sum(body.seconds_in_all for body in self.bodies)
+        return StockFigures(
+            timeline.peak_bytes + spared,
+            consumed + spared,
+            buffers.graph.seconds - inside,
+        )
 
     @property
     def is_full_of_gradients(self) -> bool:
@@ -115,7 +150,7 @@ class Study:
     @property
     def stock_peak_bytes(self) -> int:
         """Stock's peak, of bodies that hold what stock holds."""
-        return self.problem.stock_peak_bytes + self.spared_bytes
+        return self.stock.peak_bytes
 
 
 def examine(
@@ -171,7 +206,16 @@ def _examined(built: StockGradient, unknown_dim: int, cost: Measured | None) -> 
     problem = problem.forcing(masks_of_draws(problem) | reading.settled())
     elapsed = time.perf_counter() - started
     return Study(
-        built.graph, reading, problem, starts, xla, elapsed, coverage, built.bodies
+        built.graph,
+        reading,
+        problem,
+        starts,
+        xla,
+        elapsed,
+        coverage,
+        built.bodies,
+        built.figures,
+        built.rule,
     )
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "ignore_lists",
     "one_at_a_time",
     "replace_graphs",
+    "skip_inputs",
 ]
 
 _gradient_registry = _bind("tensorflow.python.framework.ops", "_gradient_registry")
@@ -271,6 +272,21 @@ class AsDifferentiated:
     def get_attr(self, name: str) -> Any:
         """An attribute of the op."""
         return self.outputs[0].op.get_attr(name)
+
+
+def skip_inputs(loop: tf.Operation, skipped: Sequence[int]) -> None:
+    """Has `tf.gradients` differentiate a loop as a tape would.
+
+    Args:
+        loop: The loop.
+        skipped: Numbers of inputs whose gradients nobody wants.
+    """
+
+    def gradient(op: tf.Operation, *given: Any) -> Any:
+        seen = AsDifferentiated(op.inputs, op.outputs, skipped)
+        return _gradient_registry.lookup(op.type)(seen, *given)
+
+    loop._gradient_function = gradient
 
 
 def replace_graphs(loop: tf.Operation, condition: tf.Graph, body: tf.Graph) -> None:

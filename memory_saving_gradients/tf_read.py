@@ -21,7 +21,7 @@ from memory_saving_gradients import (
     stored,
 )
 from memory_saving_gradients.ancestry import ancestors, in_order, used
-from memory_saving_gradients.calls import Call, call_of
+from memory_saving_gradients.calls import Call, call_of, unread_arguments
 from memory_saving_gradients.graph import (
     OpNode,
     Pin,
@@ -169,6 +169,7 @@ class _Reader:
             for number, call in enumerate(map(call_of, forward))
             if call is not None
         }
+        self._shared: dict[int, dict[int, int]] = {}
         self._foreign = frozenset(map(id, foreign))
         if foreign:
             self._sizes = replicas.sizes_here(self._sizes, self._tensors, created)
@@ -222,11 +223,12 @@ class _Reader:
 
     def _op_node(self, op: tf.Operation, number: int) -> OpNode:
         created = number >= self._forward_count
+        unread = unread_arguments(op) if created else frozenset[int]()
         inputs = tuple(
             self._ids[id(tensor)]
             # Without the back edges of v1 loops.
-            for tensor in op.inputs
-            if self._op_ids.get(id(tensor.op), number) < number
+            for place, tensor in enumerate(op.inputs)
+            if self._op_ids.get(id(tensor.op), number) < number and place not in unread
         )
         outputs = tuple(self._ids[id(tensor)] for tensor in op.outputs)
         signature = cost.Signature(
@@ -302,7 +304,16 @@ class _Reader:
             call = self._calls[node.id]
             if index in call.handed_on:
                 return Storage.ALIAS, node.inputs[call.handed_on[index]]
-            return (Storage.RESTING if index in call.resting else Storage.OWN), None
+            if index in call.resting:
+                return Storage.RESTING, None
+        if node.type in op_types.CALL_TYPES and node.id < self._forward_count:
+            if node.id not in self._shared:
+                op = self._ops[node.id]
+                self._shared[node.id] = stored.shared_outputs(op)
+            first = self._shared[node.id].get(index)
+            if first is not None:
+                return Storage.ALIAS, node.outputs[first]
+            return Storage.OWN, None
         if node.pin is None and node.inputs:
             if node.type in op_types.ALIAS_TYPES:
                 place = index if node.type == "IdentityN" else 0

@@ -113,7 +113,8 @@ class _Writer:
         outputs = self._reading.graph.ops[op].outputs
         if op in self._reading.calls:
             call = self._reading.calls[op]
-            wanted = sorted(n for n in call.computed if outputs[n] not in self._held)
+            made_here = set(self._buffers.makes[op]) - self._held
+            wanted = sorted(n for n in call.computed if outputs[n] in made_here)
             made = self._replayed(call, inputs, wanted)
             outputs = tuple(outputs[n] for n in wanted)
         else:
@@ -145,7 +146,9 @@ class _Writer:
             return
         for index, tensor in enumerate(target.inputs):
             number = self._reading.tensor_id(tensor)
-            if number is None or not self._is_stale(number):
+            if number is None or number not in node.inputs:
+                continue  # handed to a function that makes nothing of it
+            if not self._is_stale(number):
                 continue
             self.done.edges.append((target, index, tensor))
             tf_internals.update_input(target, index, self._current(number))

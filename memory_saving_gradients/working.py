@@ -59,14 +59,15 @@ def with_working_memory(reading: Reading) -> Reading:
             forward = tf_internals_bodies.differentiated_by(op)
             times = iterations(op) or iterations(forward) or stored.ASSUMED_ITERATIONS
         node = ops[number]
-        # What a loop has gathered for its gradient is there besides.
+        # What a loop has gathered for its gradient is there besides: of the iteration
+        # that runs it is the very same.
         gathered = {
             node.outputs[n] for n in stored.side_outputs(op, reading.unknown_dim)
         }
         own = sum(
-            tensors[t].bytes
+            tensors[t].bytes // (times if t in gathered else 1)
             for t in node.outputs
-            if tensors[t].storage is Storage.OWN and t not in gathered
+            if tensors[t].storage is Storage.OWN
         )
         outputs, above = node.outputs, max(run.peak_bytes for run in found) - own
         if above > 0:

@@ -549,6 +549,8 @@ def test_the_plan_tells_what_is_held() -> None:
     def loss(x: tf.Tensor, w: tf.Variable) -> tf.Tensor:
         return looped(lambda i, y, w: cell(y, w), 100, 100)(x, w)
 
+    gradients(loss, None)
+    whole = msg.last_plan()
     gradients(loss, "sqrt")
     plan = msg.last_plan()
     (outer,) = (body for body in plan.bodies if body.every)
@@ -558,7 +560,9 @@ def test_the_plan_tells_what_is_held() -> None:
     assert (inner.runs, inner.stock_runs, inner.held_bytes // state) == (10, 100, 1)
     assert plan.stock_peak_bytes >= 200 * state
     assert plan.predicted_peak_bytes <= 60 * state
-    assert plan.extra_fraction > 0.5
+    # Each iteration runs three times, instead of two.
+    assert plan.extra_fraction >= 1.9 * whole.extra_fraction
+    assert plan.stock_peak_bytes == whole.stock_peak_bytes
     assert "held each 10 iterations" in plan.summary()
 
 

@@ -303,10 +303,5 @@ class _Run:
         return self._reads.get(tensor, [])
 
     def _may_copy(self, tensor: int) -> bool:
-        buffers = self._buffers
-        return (
-            buffers.position[buffers.graph.tensors[tensor].op] >= 0
-            and buffers.pinned(tensor) is None
-            and tensor not in buffers.endless
-            and tensor not in self._problem.always_kept
-        )
+        kept = self._problem.always_kept
+        return tensor not in kept and self._buffers.may_copy(tensor)

@@ -152,8 +152,9 @@ class _Replay:
             selection_at(problem, [int(cut)]) - problem.always_kept for cut in cuts
         ]
         self._residuals: list[list[int]] = [[] for _ in range(self.units)]
+        buffers = self._buffers
         for tensor in problem.useful_tensors:
-            if self._buffers.backward_readers[tensor] and self._may_copy(tensor):
+            if buffers.backward_readers[tensor] and buffers.may_copy(tensor):
                 self._residuals[self._unit_of(tensor)].append(tensor)
         self._reached = self._units_by_slot()
         enough = sum(
@@ -188,7 +189,7 @@ class _Replay:
         there = set(kept)
         reruns: dict[int, tuple[int, ...]] = {}
         for slot, op in enumerate(buffers.backward):
-            wanted = [t for t in buffers.reads[op] if self._may_copy(t)]
+            wanted = [t for t in buffers.reads[op] if buffers.may_copy(t)]
             if all(t in there for t in wanted):
                 continue
             unit = self._reached[slot]
@@ -237,17 +238,11 @@ class _Replay:
                 continue
             run.add(position)
             pending.extend(
-                t for t in buffers.reads[maker] if t not in there and self._may_copy(t)
+                t
+                for t in buffers.reads[maker]
+                if t not in there and buffers.may_copy(t)
             )
         return sorted(run)
-
-    def _may_copy(self, tensor: int) -> bool:
-        buffers = self._buffers
-        return (
-            buffers.position[buffers.graph.tensors[tensor].op] >= 0
-            and buffers.pinned(tensor) is None
-            and tensor not in buffers.endless
-        )
 
     def _unit_of(self, tensor: int) -> int:
         maker = self._buffers.graph.tensors[tensor].op
@@ -263,7 +258,7 @@ class _Replay:
                 (
                     self._unit_of(t)
                     for t in self._buffers.reads[op]
-                    if self._may_copy(t)
+                    if self._buffers.may_copy(t)
                 ),
                 default=0,
             )
