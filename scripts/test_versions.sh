@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the suite on several TensorFlows: scripts/test_versions.sh [VERSION ...]
 #
-# Without arguments on the oldest and the newest that are supported. Each has its own
+# Without arguments on the oldest and the newest that are supported; for one between
+# them give its number, as in scripts/test_versions.sh 2.18 2.20. Each has its own
 # environment in .venv-tf-VERSION/, made from a Python that this TensorFlow has. All
 # run; the exit code is 1 if one failed.
 #   PYTEST_ARGUMENTS    given to pytest, such as "-x -k chain"

@@ -27,17 +27,23 @@ def variables(count: int = 6) -> list[tf.Variable]:
 
 def found(build: Build, tape: Any, jit: bool = False) -> list[Any]:
     """What `build` returns in a `tf.function`, as a flat list."""
+    return stepping(build, tape, jit)()
+
+
+def stepping(build: Build, tape: Any, jit: bool = False) -> Callable[[], list[Any]]:
+    """Runs `build` in a `tf.function`, traced at the first call."""
 
     @tf.function(autograph=False, jit_compile=jit)
     def step(x: tf.Tensor) -> Any:
         return build(tape, x)
 
-    return tf.nest.flatten(step(tf.constant(fixed(4, 8))))
+    return lambda: tf.nest.flatten(step(tf.constant(fixed(4, 8))))
 
 
 def check(build: Build, recomputes: bool = True, jit: bool = False) -> None:
     """Asserts that both tapes give the same bits (under XLA, the same numbers)."""
-    stock = found(build, tf.GradientTape, jit)
+    of_stock = stepping(build, tf.GradientTape, jit)
+    stock = of_stock()
     plans: list[msg.Plan | None] = []
 
     class Noting(msg.GradientTape):
@@ -49,6 +55,6 @@ def check(build: Build, recomputes: bool = True, jit: bool = False) -> None:
     new = found(build, Noting, jit)
     assert any(plan and plan.recomputed for plan in plans) == recomputes
     if jit:
-        assert_close(stock, found(build, tf.GradientTape, jit), new)
+        assert_close(stock, of_stock(), new)
     else:
         assert_same_bits(stock, new)

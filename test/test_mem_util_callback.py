@@ -14,7 +14,7 @@ import mem_util
 import memory_saving_gradients as msg
 from mem_util.allocator import read_counters
 
-WIDTH, DEPTH = 64, 20
+WIDTH, DEPTH = 64, 12
 # One activation; all of a step's tensors are far below the 256 KiB of the statistics.
 UNIT = 4 * 100 * WIDTH
 try:
@@ -27,9 +27,9 @@ PACKAGES = pytest.mark.parametrize(
 )
 
 
-def small(package, **compiled):
+def small(package, depth=DEPTH, **compiled):
     package.utils.set_random_seed(0)
-    inner = [package.layers.Dense(WIDTH, "tanh") for _ in range(DEPTH)]
+    inner = [package.layers.Dense(WIDTH, "tanh") for _ in range(depth)]
     model = package.Sequential([*inner, package.layers.Dense(4)])
     model.compile("sgd", "mse", **{"jit_compile": False, **compiled})
     model.build([None, WIDTH])
@@ -103,7 +103,7 @@ def test_batches_of_the_same_shapes_are_traced_once(monkeypatch):
 def test_what_a_model_saves_is_seen():
     taken = {}
     for saving in (False, True):
-        model, peaks, rest = small(keras), mem_util.PeakMemory(), resting()
+        model, peaks, rest = small(keras, 20), mem_util.PeakMemory(), resting()
         if saving:
             msg.memory_saving(model)
         fitted(model, [peaks], epochs=1)

@@ -109,7 +109,7 @@ class OwnStep(keras.Sequential):
 def keras_model(kind: type[Any] = keras.Sequential, **compiled: Any) -> Any:
     keras.utils.set_random_seed(1)
     layers = []
-    for number in range(8):
+    for number in range(4):
         layers += [
             keras.layers.Dense(8, "softplus", name=f"dense{number}"),
             keras.layers.BatchNormalization(name=f"norm{number}"),

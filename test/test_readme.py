@@ -58,6 +58,8 @@ def test_plan_looks_as_printed_in_the_readme(output: subprocess.CompletedProcess
     start = output.stdout.index("Checkpoints:")
     lines = printed.splitlines()
     found = output.stdout[start:].splitlines()[: len(lines)]
+    of_erf = "Gelu/Erfc" not in "".join(found)
+    assert "Gelu/Erfc" in printed
     for told, line in zip(lines, found, strict=True):
         words = r"^ *[A-Z]?[a-z ]+"  # names of ops change with the planner
         if re.match(words, told):
@@ -65,8 +67,13 @@ def test_plan_looks_as_printed_in_the_readme(output: subprocess.CompletedProcess
         place = r"train\.py:\d+"
         assert re.findall(place, told) == re.findall(place, line)
         if "planning took" not in told:
-            # The Keras of TensorFlow 2.16 makes a little more of the same layers.
-            assert figures(line) == pytest.approx(figures(told), rel=0.03), line
+            # TensorFlow 2.16 and 2.18 make gelu of erf, which is an op more or less to
+            # a layer than what the README shows; 3 % is what that is in all.
+            *expected, last = figures(told) or [0.0]
+            *given, count = figures(line) or [0.0]
+            an_op = int(of_erf and told.endswith(" ops"))
+            assert given == pytest.approx(expected, rel=0.03), line
+            assert count == pytest.approx(last, rel=0.03, abs=an_op), line
     assert len(figures(lines[1])) == 3  # both peaks and their ratio
 
 

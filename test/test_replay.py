@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def network(weights: Any, inputs: list[tf.Tensor], keep: float = 0.9) -> tf.Tens
 
 
 def work() -> Work:
-    weights = [fixed(WIDTH, WIDTH, seed=n) / WIDTH**0.5 for n in range(LAYERS)]
+    weights = [fixed(WIDTH, WIDTH, seed=n) / WIDTH**0.5 for n in range(LAYERS // 2)]
     return Work(network, weights, [fixed(ROWS, WIDTH)])
 
 
@@ -61,6 +62,12 @@ def built(
     plan = msg.last_plan()
     assert plan is not None
     return plan, graph
+
+
+@cache
+def saved_text() -> str:
+    """The plan of the graph that most tests here are about."""
+    return built("memory")[0].to_json()
 
 
 def edges(graph: tf.Graph) -> list[Any]:
@@ -170,7 +177,7 @@ def test_bodies_plan_for_themselves():
         return network(weights, [y])
 
     def step(checkpoints: Any) -> tuple[msg.Plan, list[str]]:
-        weights = [tf.Variable(fixed(WIDTH, WIDTH, seed=n)) for n in range(LAYERS)]
+        weights = [tf.Variable(fixed(WIDTH, WIDTH, seed=n)) for n in range(LAYERS // 2)]
 
         def function(x: tf.Tensor) -> Any:
             loss = looped(weights, [x])
@@ -343,8 +350,8 @@ def test_the_same_text_in_every_process():
 
 
 def test_the_text_is_for_people():
-    plan, _ = built("memory")
-    text = plan.to_json()
+    text = saved_text()
+    plan = json.loads(text)
     lines = text.splitlines()
     assert list(json.loads(text)) == [
         "format",
@@ -365,8 +372,8 @@ def test_the_text_is_for_people():
     ]
     first = lines.index(' "kept": [') + 1
     assert [
-        line.strip(' ",') for line in lines[first : first + len(plan.kept)]
-    ] == list(plan.kept)
+        line.strip(' ",') for line in lines[first : first + len(plan["kept"])]
+    ] == plan["kept"]
     assert any(
         line.startswith('  "layer0/')
         and line.endswith(f' -> float32[{ROWS},{WIDTH}]",')
@@ -377,7 +384,7 @@ def test_the_text_is_for_people():
 
 
 def test_one_kept_tensor_more_is_one_line_of_a_comparison():
-    one = msg.Plan.from_json(built("memory")[0].to_json())
+    one = msg.Plan.from_json(saved_text())
     text = one.to_json().splitlines()
     added = json.loads(one.to_json())
     added["kept"].insert(1, "a:0")
@@ -388,7 +395,7 @@ def test_one_kept_tensor_more_is_one_line_of_a_comparison():
 
 
 def edited(**changes: Any) -> str:
-    values = json.loads(built("memory")[0].to_json())
+    values = json.loads(saved_text())
     values.update(changes)
     return json.dumps({k: v for k, v in values.items() if v != "gone"})
 
@@ -469,7 +476,7 @@ def other_type(weights: Any, inputs: list[tf.Tensor]) -> tf.Tensor:
     ],
 )
 def test_another_graph_is_refused(change: dict[str, Any], words: str):
-    saved = msg.Plan.from_json(built("memory")[0].to_json())
+    saved = msg.Plan.from_json(saved_text())
     with pytest.raises(msg.PlanMismatchError, match=words) as caught:
         built(saved, **change)
     message = str(caught.value)
@@ -482,7 +489,7 @@ def test_a_longer_graph_is_refused():
     def longer(weights: Any, inputs: list[tf.Tensor]) -> tf.Tensor:
         return tf.tanh(network(weights, inputs), name="last")
 
-    saved = msg.Plan.from_json(built("memory")[0].to_json())
+    saved = msg.Plan.from_json(saved_text())
     with pytest.raises(
         msg.PlanMismatchError, match=r"the plan has no more ops, here is `last = Tanh"
     ):
@@ -490,15 +497,15 @@ def test_a_longer_graph_is_refused():
 
 
 def test_other_gradients_of_the_same_forward_pass_are_refused():
-    saved = msg.Plan.from_json(built("memory")[0].to_json())
+    saved = msg.Plan.from_json(saved_text())
     with pytest.raises(msg.PlanMismatchError, match="made for other gradients") as told:
         built(saved, wanted=slice(-2, None))
     assert "what is recomputed is not layer" in str(told.value)
 
 
 def test_what_was_edited_by_hand_is_refused():
-    plan, _ = built("memory")
+    kept = json.loads(saved_text())["kept"]
     with pytest.raises(msg.PlanMismatchError, match="not in its own graph: nobody:0"):
-        built(msg.Plan.from_json(edited(kept=[*plan.kept, "nobody:0"])))
+        built(msg.Plan.from_json(edited(kept=[*kept, "nobody:0"])))
     with pytest.raises(msg.PlanMismatchError, match="is recomputed is also layer"):
-        built(msg.Plan.from_json(edited(kept=list(plan.kept[2:]))))
+        built(msg.Plan.from_json(edited(kept=kept[2:])))

@@ -255,6 +255,11 @@ def planned(model: Any, batch: int, known: bool, checkpoints: Any) -> msg.Plan:
     return msg.last_plan()
 
 
+def kept_bytes(plan: msg.Plan) -> list[int]:
+    """The size of each tensor that is kept, in graph order."""
+    return [plan.reading.graph.tensors[kept].bytes for kept in plan.schedule.kept]
+
+
 @pytest.mark.parametrize("mode", ["memory", "speed"])
 # At sizes where the planner's choice does not hang on the few bytes of a shape vector,
 # which the graph for any batch computes and the other has as a constant.
@@ -269,4 +274,11 @@ def test_plan_for_any_batch_is_that_for_the_one_assumed(
     assert any_batch.recomputed
     for peak in ("stock_peak_bytes", "predicted_peak_bytes"):
         assert getattr(any_batch, peak) == pytest.approx(getattr(known, peak), rel=0.01)
-    assert any_batch.kept == known.kept
+    graph = known.reading.graph
+    if model is mlp and "Erf" in {op.type for op in graph.ops}:
+        # Until TensorFlow 2.18, at least, gelu is made of erf and not of erfc, and has
+        # tensors of one size of which it makes no difference which is kept.
+        assert any_batch.extra_fraction == pytest.approx(known.extra_fraction, rel=1e-3)
+        assert kept_bytes(any_batch) == kept_bytes(known)
+    else:
+        assert any_batch.kept == known.kept

@@ -250,8 +250,8 @@ def test_targets_outside_the_graph_are_left_alone() -> None:
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_the_peak_falls(jit: bool) -> None:
-    ws = weights_of(24, 256)
-    x = tf.random.stateless_normal([4096, 256], [1, 2])
+    ws = weights_of(24, 128)
+    x = tf.random.stateless_normal([4096, 128], [1, 2])
 
     def peak(tape: Any) -> int:
         @tf.function(jit_compile=jit)

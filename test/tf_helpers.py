@@ -99,7 +99,9 @@ def _in_session(work: Work, differentiate: Gradients) -> list[Any]:
         return [None if g is None else next(found) for g in gradients]
 
 
-def _in_function(work: Work, differentiate: Gradients, jit: bool) -> list[Any]:
+def _in_function(
+    work: Work, differentiate: Gradients, jit: bool
+) -> Callable[[], list[Any]]:
     weights = [tf.Variable(w) for w in work.weights]
 
     @tf.function(jit_compile=jit, autograph=False)
@@ -107,25 +109,25 @@ def _in_function(work: Work, differentiate: Gradients, jit: bool) -> list[Any]:
         ys = work.forward(weights, list(inputs))
         return differentiate(ys, weights, **work.keywords)
 
-    return step(*map(tf.constant, work.inputs))
+    return lambda: step(*map(tf.constant, work.inputs))
 
 
 def gradients_of_both(
     work: Work, route: str, checkpoints: Any = "memory"
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """Gradients by stock, by stock once more, and by the library."""
+    """Gradients by stock, by stock run once more, and by the library."""
 
     def rewired(*args: Any, **keywords: Any) -> list[Any]:
         return msg.gradients(*args, checkpoints=checkpoints, **keywords)
 
-    def one(differentiate: Gradients) -> list[Any]:
-        if route == "session":
-            return _in_session(work, differentiate)
-        return _in_function(work, differentiate, jit=route == "jitted")
-
-    stock = one(tf.gradients)
-    again = one(tf.gradients) if route == "jitted" else stock
-    return stock, again, one(rewired)
+    if route == "session":
+        stock = _in_session(work, tf.gradients)
+        return stock, stock, _in_session(work, rewired)
+    jit = route == "jitted"
+    step = _in_function(work, tf.gradients, jit)
+    stock = step()
+    again = step() if jit else stock  # what is compiled once more is the same program
+    return stock, again, _in_function(work, rewired, jit)()
 
 
 def check(
