@@ -12,7 +12,8 @@ chains of tanh, of growing depth. At the end, all of them take their steps in tu
               three depths at least
   deepest     the deepest ResNet that "memory" trains in the memory that stock needs for
               the one of 3 blocks (--reference), and the time for each layer of both;
-              stock on the deep one, too, if the machine has the memory
+              stock on the deep one, too, if the machine has the memory; and a ResNet
+              ten times as deep with all of that memory as its budget
 
 Writes OUT/depths.csv, OUT/memory.png and OUT/time.png, and prints the tables. What does
 not fit into the memory of the machine is left out.
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from depths import Family, Network
 
 MODES = ("stock", "memory", "speed")
+TIMES = 10
+"""How many times as deep a network with a budget is."""
 Row = dict[str, Any]
 
 
@@ -171,7 +174,7 @@ def families(setting: Setting) -> list[Family]:
 
 def measure(setting: Setting, with_deepest: bool) -> tuple[list[Row], list[Row]]:
     """All rows, and the rows of the deepest network (or none)."""
-    from deepest import deepest_rows, find_deepest
+    from deepest import deepest_rows, find_deepest, times_as_deep
     from depths import add_times, measure_depth
     from measuring import warm_up
 
@@ -195,8 +198,12 @@ def measure(setting: Setting, with_deepest: bool) -> tuple[list[Row], list[Row]]
                 if "memory" in network.calls
             }
             budget = small.rows["stock"]["peak_bytes"]
-            pair = (small, find_deepest(family, "memory", budget, known, say))
-            measured.append(pair[1])
+            deep = find_deepest(family, "memory", budget, known, say)
+            pair = (small, deep)
+            if deep.rows["memory"]["layers"] >= TIMES * small.rows["stock"]["layers"]:
+                tenfold = times_as_deep(family, TIMES, setting.reference, budget, say)
+                pair = (small, deep, tenfold)
+            measured += pair[1:]
     say(f"timing all of them in turn, {setting.rounds} times")
     add_times(measured, setting.rounds)
     others = [network for network in measured if network not in pair[1:]]
@@ -283,20 +290,24 @@ def show(rows: list[Row], deepest: list[Row], setting: Setting) -> None:
             f"{trend.slope / MIB:.2f} {power} MiB, within {100 * trend.worst:.0f} %"
         )
     if deepest:
-        stock, deep = deepest[:2]
-        print(
-            f"\nThe deepest ResNet in the {stock['peak_bytes'] / MIB:.1f} MiB that "
-            f"stock needs for {counted(stock['layers'], 'layer')}:\n"
-        )
-        print(table(DEEPEST_COLUMNS, deepest))
-        print(
-            f"\n{deep['deeper']:.1f} times as deep, at "
-            f"{deep['layer_time_of_stock']:.2f} times the time for each layer"
-        )
-        if "time_of_stock" in deep:
+        _show_deepest(deepest)
+
+
+def _show_deepest(rows: list[Row]) -> None:
+    stock = rows[0]
+    print(
+        f"\nThe deepest ResNet in the {stock['peak_bytes'] / MIB:.1f} MiB that "
+        f"stock needs for {counted(stock['layers'], 'layer')}:\n"
+    )
+    print(table(DEEPEST_COLUMNS, rows), end="\n\n")
+    for row in rows[1:]:
+        if row["mode"] != "stock":
             print(
-                f"({deep['time_of_stock']:.2f} times stock's time for the same network)"
+                f"{row['mode']}: {row['deeper']:.1f} times as deep, at "
+                f"{row['layer_time_of_stock']:.2f} times the time for each layer"
             )
+        if "time_of_stock" in row and row["mode"] != "stock":
+            print(f"({row['time_of_stock']:.2f} times stock's time for that network)")
 
 
 def main() -> int:
@@ -307,8 +318,9 @@ def main() -> int:
     rows, deepest = measure(setting, not options.no_deepest)
     out = options.out
     write_csv(out / "depths.csv", rows, deepest, setting.batch)
-    draw_memory(out / "memory.png", rows, deepest, setting.batch)
-    draw_time(out / "time.png", rows, deepest, setting.batch)
+    drawn = [row for row in deepest if row["mode"] != "budget"]
+    draw_memory(out / "memory.png", rows, drawn, setting.batch)
+    draw_time(out / "time.png", rows, drawn, setting.batch)
     show(rows, deepest, setting)
     print(f"\nFigures and pictures: {out.resolve()}")
     say("done")

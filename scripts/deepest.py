@@ -7,10 +7,13 @@
    the plans corrected by the measured ratio.
 4. Where stock fits the machine at that depth, it is timed there, too: its time for a
    layer is not the same at every depth.
+5. If there is room for a network ten times as deep, that one is planned with all of the
+   memory as its budget, so that what `memory` leaves over is given for time.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -27,10 +30,17 @@ from depths import (
     step_peak_bytes,
 )
 from measuring import Built, build_step
+from memory_saving_gradients import Budget, BudgetError
 from models import Workload
 from tables import counted, mebibytes
 
-__all__ = ["deepest", "deepest_rows", "find_deepest"]
+__all__ = ["deepest", "deepest_rows", "find_deepest", "times_as_deep"]
+
+BUDGET = "budget"
+"""How the tables call the mode of step 5."""
+
+_MOST_BUDGETS = 3
+"""How often step 5 plans anew, with less, because the run took more."""
 
 
 def deepest(
@@ -116,14 +126,53 @@ def find_deepest(
     return Network(rows, {name: built.call for name, (built, _) in modes.items()})
 
 
-def deepest_rows(small: Network, deep: Network) -> list[Row]:
-    """Rows of the two, once they have their times: small stock, deep, deep stock.
+def times_as_deep(
+    family: Family, times: int, small: int, budget_bytes: int, say: Say
+) -> Network:
+    """A network so many times as deep as a small one, with a budget (step 5).
+
+    Args:
+        family: Which networks.
+        times: How many times as deep, at least.
+        small: The size of the small one.
+        budget_bytes: What its step may take.
+        say: Takes a line of progress.
+
+    Returns:
+        The network with `BUDGET`; it is left out if no plan keeps to the memory.
+    """
+    wanted = times * family.layers(small)
+    size = next(n for n in itertools.count(small) if family.layers(n) >= wanted)
+    allowed = budget_bytes
+    for _ in range(_MOST_BUDGETS):
+        budget = Budget(bytes=allowed)
+        try:
+            candidate = _Candidate.built(family, size, budget)
+        except BudgetError as error:
+            say(f"{family.name}, {counted(wanted, 'layer')}: {error}")
+            break
+        peak = candidate.peak_bytes()
+        depth = counted(family.layers(size), "layer")
+        work = 100 * candidate.step.plan.extra_fraction
+        say(f"{depth} with a budget, run: {_mib(peak)}, {work:.0f} % more work")
+        if peak <= budget_bytes:
+            row: Row = {"family": family.name, "layers": family.layers(size)}
+            row |= {"mode": BUDGET, "peak_bytes": peak}
+            return Network({BUDGET: row}, {BUDGET: candidate.call})
+        allowed = int(allowed * budget_bytes / peak)
+    return Network({}, {})
+
+
+def deepest_rows(small: Network, *others: Network) -> list[Row]:
+    """Rows of all, once they have their times: small stock, deep, deep stock, budget.
 
     `deeper` is the ratio of layers to the first row, `layer_time_of_stock` that of the
     seconds for each layer.
     """
     first = dict(small.rows["stock"])
-    rows = [first, *reversed(deep.rows.values())]
+    rows = [first]
+    for network in others:
+        rows += reversed(network.rows.values())
     for row in rows:
         row["deeper"] = row["layers"] / first["layers"]
         row["seconds_per_layer"] = row["seconds"] / row["layers"]
@@ -140,7 +189,7 @@ class _Candidate:
     step: Built
 
     @classmethod
-    def built(cls, family: Family, size: int, mode: str) -> _Candidate:
+    def built(cls, family: Family, size: int, mode: str | Budget) -> _Candidate:
         workload = family.make(size)
         return cls(size, workload, build_step(workload, mode))
 

@@ -41,6 +41,7 @@ __all__ = [
 CPU = "CPU:0"
 LEARNING_RATE = 1e-4
 Key = TypeVar("Key")
+Mode = str | msg.Budget
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Built:
     building_seconds: float
 
 
-def take_gradients(loss: tf.Tensor, variables: Sequence[tf.Variable], mode: str):
+def take_gradients(loss: tf.Tensor, variables: Sequence[tf.Variable], mode: Mode):
     """Gradients in one of the modes.
 
     Args:
@@ -89,7 +90,7 @@ def take_gradients(loss: tf.Tensor, variables: Sequence[tf.Variable], mode: str)
 
 
 def _build(
-    workload: Workload, mode: str, jit: bool, finish: Callable[..., Any]
+    workload: Workload, mode: Mode, jit: bool, finish: Callable[..., Any]
 ) -> Built:
     """Traces loss and gradients, and whatever `finish` makes of them."""
     noted: dict[str, Any] = {}
@@ -107,7 +108,7 @@ def _build(
     return Built(concrete, noted["plan"], noted["seconds"])
 
 
-def build_step(workload: Workload, mode: str, jit: bool = False) -> Built:
+def build_step(workload: Workload, mode: Mode, jit: bool = False) -> Built:
     """A training step: loss, gradients, and plain SGD."""
 
     def finish(loss: tf.Tensor, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -118,7 +119,7 @@ def build_step(workload: Workload, mode: str, jit: bool = False) -> Built:
     return _build(workload, mode, jit, finish)
 
 
-def build_gradients(workload: Workload, mode: str, jit: bool = False) -> Built:
+def build_gradients(workload: Workload, mode: Mode, jit: bool = False) -> Built:
     """The gradients only, returned: what a plan predicts the peak of."""
 
     def finish(loss: tf.Tensor, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -199,6 +199,23 @@ def test_deepest_of_a_chain_fits_when_it_is_run():
     assert rival["peak_bytes"] > 3 * deep["peak_bytes"]
 
 
+def test_network_twice_as_deep_takes_the_memory_as_its_budget():
+    small = depths.measure_depth(CHAINS, 16, ("stock",), silent)
+    budget = small.rows["stock"]["peak_bytes"]
+    twice = deepest.times_as_deep(CHAINS, 2, 16, budget, silent)
+    depths.add_times([small, twice], rounds=1)
+    stock, deep = deepest.deepest_rows(small, twice)
+    assert (deep["mode"], deep["layers"], deep["deeper"]) == ("budget", 32, 2)
+    assert 0.7 * budget < deep["peak_bytes"] <= budget == stock["peak_bytes"]
+
+
+def test_no_network_if_no_plan_keeps_to_the_memory():
+    said: list[str] = []
+    none = deepest.times_as_deep(CHAINS, 8, 16, MIB // 2, said.append)
+    assert not none.rows and not none.calls
+    assert "budget" in said[-1]
+
+
 # ---- one depth
 
 

@@ -156,9 +156,9 @@ def test_share_of_the_peak_of_stock_under_xla():
         built = build_gradients(workload, mode, jit=True)
         peaks.append(peak_bytes(lambda b=built: b.call(*workload.batch), 2).most)
     # 0.22 to 0.25 were seen: XLA's threads race for an activation.
-    # With TensorFlow 2.16 and 2.18 this network was seen to take 0.48 alone in its process
-    # and 0.63 and 1.0 behind other tests, with the same copies in the compiled program
-    # (`test_copies_survive_xla`): the README does not promise more there.
+    # With TensorFlow 2.16 and 2.18 this network was seen to take 0.48 alone in its
+    # process, and 0.63 and 1.0 behind other tests, with the same copies in the compiled
+    # program (`test_copies_survive_xla`): the README does not promise more there.
     share = 0.30 if VERSION >= (2, 20) else 1.0
     assert peaks[1] <= share * peaks[0]
 
