@@ -190,11 +190,8 @@ def split_loop(loop: tf.Operation, every: Every) -> str:
     condition, body = tf_internals_bodies.graphs_of_loop(loop)
     if condition is None or body is None or body.deferred_external_captures:
         return "what it runs is not known to Python"
-    graphs = (body, *tf_internals_bodies.graphs_inside(body))
-    if any(op.type in op_types.LOOP_TYPES for g in graphs for op in g.get_operations()):
-        return "there is a loop inside it"
-    if tf_internals_bodies.is_loop_body(loop.graph):
-        return "it stands inside another loop"
+    if reason := trip_counts.why_whole(loop, body):
+        return reason
     if tf_internals_loops.has_been_differentiated(loop):
         return "another gradient of it is there"
     steps = steps_of(every, loop)
@@ -217,7 +214,8 @@ def split_loop(loop: tf.Operation, every: Every) -> str:
         elif static is not None:
             chunks = tf.constant(-(-static // steps), most.dtype)
         else:
-            chunks = (most + (steps - 1)) // steps
+            # Negative means that there is no bound.
+            chunks = tf.where(most < 0, most, (most + (steps - 1)) // steps)
     tf_internals_loops.one_at_a_time(loop)
     trip_counts.Split(steps, known, ends_early, chunks).note(loop)
     return ""

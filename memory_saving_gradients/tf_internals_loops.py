@@ -30,6 +30,7 @@ __all__ = [
     "hands_on",
     "has_been_differentiated",
     "ignore_lists",
+    "may_be_differentiated_twice",
     "one_at_a_time",
     "replace_graphs",
     "skip_inputs",
@@ -88,6 +89,13 @@ _copy_handle_data = _bind("tensorflow.python.ops.handle_data_util", "copy_handle
 _is_gradient_body = _bind("tensorflow.python.ops.while_v2", "_WhileBodyGradFuncGraph")
 
 _bind("tensorflow.python.framework.ops", "Operation", "_set_func_attr")
+
+# Whether a tape that is persistent, or inside another one, has had a loop put into a
+# function of its own.
+may_be_differentiated_twice = _bind(
+    "tensorflow.python.ops.control_flow_util_v2",
+    "graph_wrapped_for_higher_order_tape_gradients",
+)
 
 _PARALLEL = "parallel_iterations"
 

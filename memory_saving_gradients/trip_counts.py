@@ -7,7 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients import op_types, tf_internals_bodies
+from memory_saving_gradients import (
+    op_types,
+    tf_internals_bodies,
+    tf_internals_loops,
+)
 
 __all__ = [
     "ASSUMED_ITERATIONS",
@@ -16,6 +20,7 @@ __all__ = [
     "may_end_early",
     "source_of",
     "split_of",
+    "why_whole",
 ]
 
 ASSUMED_ITERATIONS = 64
@@ -84,6 +89,26 @@ def iterations(loop: tf.Operation | None) -> int | None:
             if found is not None:
                 return found
     return None
+
+
+def why_whole(loop: tf.Operation, body: tf.Graph) -> str:
+    """Why a loop in a loop, or around one, is not split, or "".
+
+    A function that a loop calls counts as inside it, as far as it was traced there.
+    """
+    around: tf.Graph | None = loop.graph
+    while around is not None and not tf_internals_bodies.is_loop_body(around):
+        around = getattr(around, "outer_graph", None)
+    if around is not None:
+        return "it stands inside another loop"
+    # TensorFlow gives graphs that it changes again and again the same name.
+    if tf_internals_loops.may_be_differentiated_twice(loop.graph) and any(
+        op.type in op_types.LOOP_TYPES
+        for graph in (body, *tf_internals_bodies.graphs_inside(body))
+        for op in graph.get_operations()
+    ):
+        return "there is a loop inside it, and a tape that may be asked twice"
+    return ""
 
 
 def _is_both(op: tf.Operation) -> bool:

@@ -262,8 +262,7 @@ def test_bodies(kind: str, jit: bool) -> None:
         assert_close(stock, stock, new)
         return
     stock, new = (gradients(looped(BODIES[kind]), e, jit) for e in ("stock", 3))
-    # With a loop inside it stays whole.
-    assert is_split() == (kind != "loop"), msg.last_plan()
+    assert is_split(), msg.last_plan()
     assert_close(stock, stock, new)
 
 
@@ -609,24 +608,109 @@ def test_every_is_checked() -> None:
         msg.GradientTape(every=0)
 
 
-@pytest.mark.parametrize(
-    "setting", [{"checkpoints": "memory", "every": 2}, {"checkpoints": "60%"}]
-)
-def test_a_loop_with_a_loop_inside_stays_whole(setting: dict[str, Any]) -> None:
-    def step(differentiate: Any, **keywords: Any) -> np.ndarray:
+def inner_loop(y: tf.Tensor, w: Any, times: int = 4) -> tf.Tensor:
+    return tf.while_loop(
+        lambda j, _: j < times,
+        lambda j, y: (j + 1, tf.tanh(y @ w) + tf.sin(y)),
+        [0, y],
+        maximum_iterations=times,
+    )[1]
+
+
+NESTS: dict[str, Callable[[tf.Tensor, Any], tf.Tensor]] = {
+    "loop": inner_loop,
+    "two loops": lambda y, w: tf.sin(inner_loop(inner_loop(y, w), w, 3)),
+    "loop in a loop": lambda y, w: tf.while_loop(
+        lambda j, _: j < 3,
+        lambda j, y: (j + 1, 0.5 * inner_loop(y, w)),
+        [0, y],
+        maximum_iterations=3,
+    )[1],
+    "loop in a call": lambda y, w: tf.function(
+        lambda y: inner_loop(y, w), autograph=False
+    )(y),
+    "loop in a branch": lambda y, w: tf.cond(
+        tf.reduce_sum(y) > 0.0, lambda: inner_loop(y, w), lambda: tf.sin(y)
+    ),
+    "scan": lambda y, w: tf.scan(
+        lambda a, e: tf.tanh(a @ w + e), tf.stack([y, 2.0 * y, y * y]), y
+    )[-1],
+}
+
+
+@pytest.mark.parametrize("kind", NESTS)
+@pytest.mark.parametrize("variable", [False, True])
+def test_loops_with_loops_inside(kind: str, variable: bool) -> None:
+    """A decoder whose cell runs a loop."""
+    start = fixed(16, 16, seed=2) / 4.0
+
+    def step(differentiate: Any, **keywords: Any) -> list[np.ndarray]:
+        w = (tf.Variable if variable else tf.constant)(start)
+
         @tf.function(autograph=False)
         def function(x: tf.Tensor) -> Any:
             def outer(i: tf.Tensor, y: tf.Tensor) -> Any:
-                _, y = tf.while_loop(
-                    lambda j, _: j < 4, lambda j, y: (j + 1, tf.sin(y)), (0, y)
-                )
-                return i + 1, tf.sin(y)
+                return i + 1, tf.sin(NESTS[kind](y, w) @ w)
 
-            _, y = tf.while_loop(lambda i, _: i < 6, outer, (0, x))
-            return differentiate(tf.reduce_sum(tf.tanh(y) * y), [x], **keywords)
+            _, y = tf.while_loop(lambda i, _: i < 7, outer, (0, x))
+            return differentiate(tf.reduce_sum(tf.tanh(y) * y), [x, w], **keywords)
 
-        return function(tf.constant(fixed(64, 64)))[0].numpy()
+        return function(tf.constant(fixed(8, 16)))
 
     stock = step(tf.gradients)
+    new = step(msg.gradients, checkpoints="memory", every=3)
+    assert any(body.every == 3 for body in msg.last_plan().bodies)
+    # Gradients of weights are summed in groups.
+    assert_same_bits(stock[:1], new[:1])
+    assert_close(stock, stock, new)
     with contextlib.suppress(msg.BudgetError):
-        np.testing.assert_array_equal(stock, step(msg.gradients, **setting))
+        assert_close(stock, stock, step(msg.gradients, checkpoints="60%"))
+
+
+def test_a_loop_inside_a_loop_is_not_split() -> None:
+    def step(differentiate: Any, **keywords: Any) -> list[np.ndarray]:
+        @tf.function(autograph=False)
+        def function(x: tf.Tensor) -> Any:
+            w = tf.constant(fixed(16, 16, seed=2) / 4.0)
+
+            def outer(i: tf.Tensor, y: tf.Tensor) -> Any:
+                return i + 1, inner_loop(y, w, 9)
+
+            _, y = tf.while_loop(lambda i, _: i < 2, outer, (0, x))
+            return differentiate(tf.reduce_sum(tf.tanh(y) * y), [x], **keywords)
+
+        return function(tf.constant(fixed(8, 16)))
+
+    stock = step(tf.gradients)
+    assert_same_bits(stock, step(msg.gradients, checkpoints="memory", every=3))
+    assert "it stands inside another loop" in msg.last_plan().summary()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["loop", "loop in a loop", "loop in a call"])
+def test_second_order_through_loops_with_loops_inside(kind: str) -> None:
+    """Tapes put each loop into a function, in which it stands inside a loop all the
+    same: split there, it had no gradient."""
+
+    def step(tape: Any, **keywords: Any) -> list[np.ndarray]:
+        w = tf.constant(fixed(16, 16, seed=2) / 4.0)
+
+        @tf.function(autograph=False)
+        def function(x: tf.Tensor) -> Any:
+            with tape(persistent=True, **keywords) as outside:
+                outside.watch(x)
+                with tape(**keywords) as inside:
+                    inside.watch(x)
+                    y = tf.while_loop(
+                        lambda i, _: i < 5,
+                        lambda i, y: (i + 1, tf.sin(NESTS[kind](y, w) @ w)),
+                        (0, x),
+                    )[1]
+                    loss = tf.reduce_sum(tf.tanh(y) * y)
+                loss = tf.reduce_sum(inside.gradient(loss, x) ** 2)
+            return [outside.gradient(loss, x)]
+
+        return function(tf.constant(fixed(8, 16)))
+
+    stock = step(tf.GradientTape)
+    assert_close(stock, stock, step(msg.GradientTape, checkpoints="memory", every=2))
