@@ -8,7 +8,7 @@ and what it recomputes only once. So the plan is taken for which
     times * (bytes kept) + (peak of the body) - (bytes kept)
 
 is less. For `speed` the first is the one of least bytes with which nothing heavy is
-recomputed. Under a budget nothing is kept: there is no plan around yet.
+recomputed. A budget goes by one of these two, or leaves bodies alone (`trials`).
 """
 
 from __future__ import annotations

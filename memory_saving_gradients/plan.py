@@ -165,10 +165,11 @@ class Plan:
     def from_json(text: str) -> SavedPlan:
         """A saved plan, to be given as `checkpoints=`.
 
-        In the graph that it was made for it makes the same rewired graph, without a
-        search: the same tensors are kept and the same ops recomputed. Any other graph,
-        or other gradients of it, raise `PlanMismatchError`. (Bodies of loops, branches
-        and called functions are not part of a plan: they plan for themselves.)
+        In a graph like the one that it was made for, whatever things are called there,
+        it makes the same rewired graph, without a search: the same tensors are kept and
+        the same ops recomputed. Any other graph, or other gradients of it, raise
+        `PlanMismatchError`. (Bodies of loops, branches and called functions are not
+        part of a plan: they plan for themselves, in the way that it names.)
 
         Args:
             text: What `to_json` returned.

@@ -42,12 +42,17 @@ class Scratch:
         made: For the `id` of each tensor of the original its copy. What is copied is
             copied in its order: it is the one in which things are run.
         given: For the `id`s of a function's arguments what it is called with.
+        waits: Whether ops shall wait for what their originals wait for, which says
+            something of the order in which a body is run. (A function is told anew when
+            it is called, and what else is being built has not been told yet.)
     """
 
     graph: tf.Graph
     original: tf.Graph
     made: dict[int, tf.Tensor] = field(default_factory=dict)
     given: dict[int, tf.Tensor] = field(default_factory=dict)
+    waits: bool = False
+    _ops: dict[int, tf.Operation] = field(default_factory=dict)
 
     def found(self, wanted: Sequence[Any]) -> list[tf.Tensor]:
         """The copies of tensors or variables (their handles), where there are any."""
@@ -73,11 +78,11 @@ class Scratch:
                 )
             inputs = [self.made[id(tensor)] for tensor in op.inputs]
             wanted = [id(t) in read for t in op.outputs]
-            for tensor, copy in zip(
-                op.outputs, self._copies(op, inputs, wanted), strict=True
-            ):
-                if copy is not None:
-                    self.made[id(tensor)] = copy
+            self._add(op, inputs, wanted)
+        for op in missing if self.waits else ():
+            # What is waited for may have been made later.
+            for before in sorted(op.control_inputs, key=tf_internals.creation_index):
+                tf_internals.add_control_input(self._ops[id(op)], self._ops[id(before)])
 
     def differentiate_as_tapes(self, xs: Sequence[tf.Tensor]) -> None:
         """Has loops leave out gradients that lead to none of the `xs`, as tapes do."""
@@ -93,13 +98,26 @@ class Scratch:
     def _missing(self, ys: Sequence[tf.Tensor]) -> list[tf.Operation]:
         """The ops that the `ys` depend on and that are not here, in their order."""
         found: dict[int, tf.Operation] = {}
-        stack = [y for y in ys if id(y) not in self.made]
+        stack = [y.op for y in ys if id(y) not in self.made]
         while stack:
-            op = stack.pop().op
+            op = stack.pop()
             if id(op) not in found:
                 found[id(op)] = op
-                stack.extend(t for t in op.inputs if id(t) not in self.made)
+                stack.extend(t.op for t in op.inputs if id(t) not in self.made)
+                stack.extend(op.control_inputs if self.waits else ())
         return sorted(found.values(), key=tf_internals.creation_index)
+
+    def _add(
+        self, op: tf.Operation, inputs: Sequence[tf.Tensor], wanted: Sequence[bool]
+    ) -> None:
+        """Copies one op."""
+        with tf_internals.ops_of_this_thread(self.graph) as made:
+            copies = self._copies(op, inputs, wanted)
+        for tensor, copy in zip(op.outputs, copies, strict=True):
+            if copy is not None:
+                self.made[id(tensor)] = copy
+        if made:
+            self._ops[id(op)] = made[-1]
 
     def _copies(
         self, op: tf.Operation, inputs: Sequence[tf.Tensor], wanted: Sequence[bool]
@@ -129,7 +147,7 @@ class Scratch:
             every = marked(original)
             if every is not None:
                 mark(body, every)
-            inside = Scratch(body, original, dict(self.made))
+            inside = Scratch(body, original, dict(self.made), waits=True)
             with tf_internals.creation_scope(body):
                 inside.add([*original.inputs, *original.outputs])
             tf_internals_scratch.made_body(body, original, inside.twin_of)

@@ -223,7 +223,13 @@ class _Reader:
 
     def _op_node(self, op: tf.Operation, number: int) -> OpNode:
         created = number >= self._forward_count
-        unread = unread_arguments(op) if created else frozenset[int]()
+        # An edge to what waits for others (copies, backward ops) is an edge, even so.
+        unread = {
+            place
+            for place in (unread_arguments(op) if created else ())
+            if id(op.inputs[place].op) not in self.repeatable
+            and self._op_ids.get(id(op.inputs[place].op), number) < self._forward_count
+        }
         inputs = tuple(
             self._ids[id(tensor)]
             # Without the back edges of v1 loops.

@@ -39,7 +39,6 @@ HARMLESS = frozenset("Assert CheckNumerics CheckNumericsV2".split())
 _BRANCHES = frozenset("Case If StatelessCase StatelessIf".split())
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 
-
 # The attribute of a copy that holds its original.
 _ORIGINAL = "_memory_saving_gradients_original"
 
@@ -166,7 +165,8 @@ def _in_order(targets: Sequence[tf.Operation]) -> list[tf.Operation]:
             ordered[id(op)] = pending.pop()
         else:
             entered.add(id(op))
-            before = [*(t.op for t in op.inputs), *op.control_inputs]
+            waits = sorted(op.control_inputs, key=tf_internals.creation_index)
+            before = [*(t.op for t in op.inputs), *waits]  # they come from a set
             pending.extend(reversed([o for o in before if id(o) not in entered]))
     return list(ordered.values())
 
