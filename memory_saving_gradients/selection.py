@@ -255,8 +255,7 @@ def _number(tensor: tf.Tensor, reading: Reading) -> int | None:
 def _is_held(root: int, reading: Reading) -> bool:
     """Whether a tensor is held whatever is selected, as its op is not run again."""
     node = reading.graph.tensors[root]
-    pinned = reading.graph.ops[node.op].pin is not None
-    return pinned and node.storage is not Storage.RESTING
+    return bool(reading.graph.ops[node.op].pin) and node.storage is not Storage.RESTING
 
 
 def _why_idle(root: int | None, reading: Reading) -> str:
@@ -324,7 +323,9 @@ def _unknown_names(
     told = []
     for name in dict.fromkeys(names):
         near = [usable[key] for key in _near(name, usable)]
-        hint = f"did you mean {' or '.join(near)}?" if near else "no name is close"
+        hint = (
+            f"did you mean {' or '.join(near)}?" if near else "no name is close to it"
+        )
         told.append(f"{name!r} ({hint})")
     what = "a tensor" if len(told) == 1 else f"{len(told)} tensors"
     return UnknownCheckpointNameError(
