@@ -178,7 +178,9 @@ class Line:
             )
             + (f"; left as it was: {plan.reason}" if plan.is_stock else "")
         )
-        above = _above_budget(plans, taken)
+        # A function that makes variables, such as slots, is traced twice.
+        graph = _graph_of(plan)
+        above = _above_budget([p for p in plans if _graph_of(p) is graph], taken)
         if above:
             warnings.warn(
                 f"`memory_saving_gradients.memory_saving`: a step of "
@@ -195,6 +197,11 @@ class Line:
             _log.info("%s", line)
         else:
             print(f"\n{line}" if self._bar else line)
+
+
+def _graph_of(plan: Plan) -> Any:
+    """The graph that a plan was made in, None if it is empty."""
+    return next((op.graph for op in plan.reading.ops), None)
 
 
 def _above_budget(plans: Sequence[Plan], taken: Sequence[_Taken]) -> str:
