@@ -35,15 +35,10 @@ from memory_saving_gradients.largest_batch import (
 )
 from memory_saving_gradients.loops import scan, while_loop
 from memory_saving_gradients.pareto_front import Pareto, ParetoPoint, pareto
-from memory_saving_gradients.patching import (
-    Status,
-    disable,
-    enable,
-    enabled,
-    status,
-)
+from memory_saving_gradients.patching import disable, enable, enabled
 from memory_saving_gradients.plan import Plan, last_plan
 from memory_saving_gradients.saved import SavedPlan
+from memory_saving_gradients.status import Status, status
 from memory_saving_gradients.tape import GradientTape
 
 __version__ = "1.0.0"

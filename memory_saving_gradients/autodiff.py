@@ -20,7 +20,12 @@ import tensorflow as tf
 
 from memory_saving_gradients import fences, replicas, selection, tf_internals
 from memory_saving_gradients.body_rules import BodyRule
-from memory_saving_gradients.checkpoints import Auto, Checkpoints, Collection, parse
+from memory_saving_gradients.checkpoints import (
+    Checkpoints,
+    Collection,
+    is_relative,
+    parse,
+)
 from memory_saving_gradients.errors import speaking_for
 from memory_saving_gradients.every import Every, parse_every
 from memory_saving_gradients.inside_plan import InsidePlan
@@ -44,6 +49,7 @@ __all__ = [
     "as_list",
     "parse_setting",
     "save_memory",
+    "setting_or_stock",
 ]
 
 # The attribute of a graph that lists what earlier calls redirected in it: a later call
@@ -164,6 +170,20 @@ def parse_setting(
     )
 
 
+def setting_or_stock(checkpoints: Any, *others: Any, where: str) -> Setting | None:
+    """As `parse_setting`, but that `checkpoints` may be None: stock.
+
+    Args:
+        checkpoints: As in `gradients`.
+        others: The other arguments of `parse_setting`, checked in any case.
+        where: The public function that got them, for messages.
+    """
+    if checkpoints is None:
+        parse_setting("memory", *others, where=where)
+        return None
+    return parse_setting(checkpoints, *others, where=where)
+
+
 def save_memory(
     setting: Setting,
     targets: Sequence[Any],
@@ -217,9 +237,9 @@ def save_memory(
         )
         if checkpoints is None:
             assert setting.studied is not None
-            automatic = isinstance(setting.checkpoints, Auto)
+            relative = is_relative(setting.checkpoints)
             setting.studied(
-                examine(built, setting.unknown_dim, setting.cost, automatic=automatic)
+                examine(built, setting.unknown_dim, setting.cost, relative=relative)
             )
             return Outcome(stock, None, None)
         gradients, rewiring, plan = rewire(

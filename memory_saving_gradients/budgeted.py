@@ -23,7 +23,7 @@ from memory_saving_gradients.tf_read import Reading
 from memory_saving_gradients.user_code import user_line
 from memory_saving_gradients.wording import sizes_like
 
-__all__ = ["Allowance", "Choice", "allowance", "chosen_within"]
+__all__ = ["Allowance", "Choice", "allowance", "assumed_sizes", "chosen_within"]
 
 _log = logging.getLogger(__name__)
 
@@ -167,8 +167,28 @@ def _too_little(
         f"{'while recomputing' if step.copy else 'at'} {op.type} {op.name}"
         f"{_largest(timeline, reading, size)}. Allow that much, or make what is alive "
         "then smaller: activations by a smaller batch, gradients by fewer weights."
+        f"{_hint_of_assumption(reading)}"
     )
     return error
+
+
+def assumed_sizes(reading: Reading) -> str:
+    """What in a clause tells which sizes the figures rest on; "" if all are known."""
+    if not reading.graph.assumed:
+        return ""
+    return (
+        f" if unknown dimensions are {reading.unknown_dim}, as was assumed (give the "
+        "size of your batches as `unknown_dim=`)"
+    )
+
+
+def _hint_of_assumption(reading: Reading) -> str:
+    if not reading.graph.assumed:
+        return ""
+    return (
+        f" All of that is for unknown dimensions of {reading.unknown_dim}, as was "
+        "assumed: if your batches have another size, say so by `unknown_dim=`."
+    )
 
 
 def _largest(timeline: Timeline, reading: Reading, size: Callable[[int], str]) -> str:

@@ -25,6 +25,8 @@ __all__ = [
     "Keep",
     "SavedPlan",
     "Where",
+    "hint_of_number",
+    "is_relative",
     "is_setting",
     "modes_of",
     "parse",
@@ -52,10 +54,13 @@ class Keep:
     Attributes:
         tensors: Tensors, anything with a graph tensor in it, or tensor names.
         origin: What to call them in messages.
+        of_layers: Whether they are all outputs of layers. The user named the layers,
+            not the outputs: what of these is held anyway is held as was asked.
     """
 
     tensors: tuple[Any, ...]
     origin: str = "`checkpoints`"
+    of_layers: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,13 +110,23 @@ def is_setting(word: str, modes: Iterable[str]) -> bool:
     return word in modes_of(modes) or budget or word.lstrip().startswith("{")
 
 
+def is_relative(checkpoints: object) -> bool:
+    """Whether plans are judged by stock's peak, and not by a number of bytes.
+
+    Args:
+        checkpoints: What was parsed.
+    """
+    share = isinstance(checkpoints, Budget) and checkpoints.is_share
+    return share or isinstance(checkpoints, Auto)
+
+
 def _nearest(value: str, modes: Iterable[str]) -> str:
     """What a misspelt mode may have been meant as, or ""."""
     close = difflib.get_close_matches(value.lower(), modes_of(modes), 1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _hint_of_number(value: Any) -> str:
+def hint_of_number(value: Any) -> str:
     """The budget that a number may have been meant as, or ""."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return ""
@@ -167,7 +182,7 @@ def parse(value: Any, modes: Iterable[str], where: str = "gradients") -> Checkpo
         return Where(value)
     if isinstance(value, Iterable) and not isinstance(value, bytes):
         return Keep(tuple(value))
-    hint = _hint_of_number(value)
+    hint = hint_of_number(value)
     got = f"{value!r} of type {type(value).__name__}"
     if hasattr(value, "to_json"):
         got = "a plan itself, which holds on to the graph that it was made in"

@@ -16,7 +16,7 @@ from memory_saving_gradients import doors, tf_internals
 from memory_saving_gradients.autodiff import (
     as_autodiff_made_it,
     as_list,
-    parse_setting,
+    setting_or_stock,
 )
 from memory_saving_gradients.errors import EagerExecutionError
 from memory_saving_gradients.plan import forget
@@ -69,7 +69,8 @@ def gradients(
             `"collection"`: the tensors in the graph collection "checkpoints";
             a list of tensors or tensor names: exactly these;
             a function of a `tf.Tensor` that returns a bool;
-            `Plan.from_json(text)`: what was kept when that plan was saved.
+            `Plan.from_json(text)`: what was kept when that plan was saved;
+            None: whatever stock holds, also where `enable()` says otherwise.
         name: Name scope of the gradient ops.
         colocate_gradients_with_ops: Whether gradient ops are placed with the ops that
             they belong to. None means what stock does: yes in a `tf.function`, no in
@@ -80,8 +81,8 @@ def gradients(
         unconnected_gradients: As in `tf.gradients`.
         unknown_dim: What a dimension that is not known statically (a batch size) is
             taken to be while planning, at least 1. None means 64, and 1024 for
-            `"memory"` and `"speed"` where gradients of weights would otherwise be much
-            of the peak. The gradients are right for every size.
+            `"memory"`, `"speed"` and shares of stock's peak where gradients of weights
+            would otherwise be much of the peak. The gradients are right for every size.
         cost: Measured seconds, so that plans are made for your hardware: a dict of op
             names to seconds of one run, or the path of a JSON file of that form, as
             `python -m mem_util TRACE --costs FILE` writes it. A name also matches with
@@ -127,7 +128,7 @@ def gradients(
             "eagerly, where there is none. Call it inside a `tf.function` (the loss "
             "must be computed in it, too) or in a `tf.compat.v1.Graph`."
         )
-    setting = parse_setting(
+    setting = setting_or_stock(
         checkpoints, unknown_dim, cost, verify, every, where="gradients"
     )
     graph = tf.compat.v1.get_default_graph()
@@ -151,6 +152,9 @@ def gradients(
                 unconnected_gradients=unconnected_gradients,
             )
 
+    if setting is None:
+        with doors.use(None):
+            return stock(grad_ys)
     return doors.handle(
         setting,
         targets,

@@ -23,7 +23,8 @@ from memory_saving_gradients.body_rules import BodyRule
 from memory_saving_gradients.checkpoints import Checkpoints
 from memory_saving_gradients.errors import MemorySavingGradientsError
 from memory_saving_gradients.input_specs import filled, has_open_batch, specs_of_model
-from memory_saving_gradients.keras import asked_for, plain_train_step
+from memory_saving_gradients.keras import plain_train_step
+from memory_saving_gradients.keras_wishes import asked_for
 from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.rewire import plan_of

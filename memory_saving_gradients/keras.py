@@ -9,64 +9,36 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from memory_saving_gradients import doors, keras_models, selection
-from memory_saving_gradients.autodiff import (
-    Setting,
-    parse_setting,
-)
-from memory_saving_gradients.checkpoints import is_setting, modes_of
-from memory_saving_gradients.errors import MemorySavingGradientsError, shortened
-from memory_saving_gradients.keras_layers import (
-    WHERE,
-    Outputs,
-    choose,
-    is_layer,
-    layers_of_model,
-    unknown_word,
-)
+from memory_saving_gradients.autodiff import Setting
+from memory_saving_gradients.errors import shortened
+from memory_saving_gradients.keras_layers import WHERE
 from memory_saving_gradients.keras_line import Line
-from memory_saving_gradients.measured import Measured
-from memory_saving_gradients.planners import PLANNERS
+from memory_saving_gradients.keras_wishes import (
+    Wish,
+    kept_by,
+    layers_of,
+    package_of,
+    wish_for,
+)
 from memory_saving_gradients.tf_internals import Funnel
 
-__all__ = ["asked_for", "memory_saving", "plain_train_step"]
+__all__ = ["memory_saving", "plain_train_step"]
 
 _METHODS = ("train_step", "make_train_function", "fit")
 """What is replaced on the object."""
 
 
-@dataclass
-class _Wish:
-    """What the user asked for, in terms that serve a clone of the model, too.
-
-    Attributes:
-        checkpoints: What `gradients` takes, if no layers were given.
-        paths: The paths of the layers that were given.
-        unknown_dim: What an unknown dimension is taken to be while planning.
-        cost: Measured seconds of ops; None for those of the model.
-        every: After how many steps recurrent layers hold their state.
-        methods: The model's methods as they were, those set on the object alone.
-    """
-
-    checkpoints: Any
-    paths: list[str]
-    unknown_dim: int | None
-    cost: Measured | None
-    every: int | str | None = None
-    methods: dict[str, Any] = field(default_factory=dict)
-
-
-_wishes: weakref.WeakKeyDictionary[Any, _Wish] = weakref.WeakKeyDictionary()
+_wishes: weakref.WeakKeyDictionary[Any, Wish] = weakref.WeakKeyDictionary()
 _cloning: dict[str, list[Funnel]] = {}
 
 
@@ -84,12 +56,16 @@ def memory_saving(
     The model's `fit` and `train_on_batch` recompute most of what the backward pass
     reads from the forward pass instead of holding it. `evaluate`, `predict`, `export`
     and `save` are as before, and so are all other models. The setting outlives
-    `compile` and `load_weights`; `keras.models.clone_model` hands it on. It is not
-    saved: a model that is loaded, copied or unpickled is an ordinary one. After the
-    second step one line is printed, or logged where a log of level INFO is on or with
-    `fit(verbose=0)`: what stock would need at the peak, what the plan needs, and what
-    that step took above what was held before it. For this the peaks of TensorFlow's
-    allocators are reset once; `mem_util` goes on to know the earlier ones.
+    `compile` and `load_weights`; `keras.models.clone_model` hands it on, but not for
+    classes whose `get_config` is their own: these it makes from that alone. It is not
+    saved: a model that is loaded, copied or unpickled is an ordinary one.
+
+    After the second step one line is printed, or logged where a log of level INFO is on
+    or with `fit(verbose=0)`: what stock would need at the peak, what the plan needs
+    (both in one replica, if there are several), and what that step took above what was
+    held before it. For this the peaks of TensorFlow's allocators are reset once;
+    `mem_util` goes on to know the earlier ones. A step that took more than its budget,
+    by a tenth or more, is warned of.
 
     It counts more than `enable()` and less than an argument `checkpoints=` in a
     `train_step` of your own. A model inside another one trains with that one's setting.
@@ -99,10 +75,12 @@ def memory_saving(
         checkpoints: What to keep: whatever `gradients` takes but for tensors and their
             names; or layers, whose outputs are kept: a layer, the name or path of one
             ("encoder/dense"), a pattern (`re.compile`) that is searched for in paths,
-            or a list of these. None puts everything back.
+            or several of these (any iterable). None is stock, under `enable()`, too.
         unknown_dim: What a dimension that is not known statically is taken to be while
-            planning, at least 1: in `fit` that is the size of a batch. None means what
-            `fit` is told, and where it is not told what `gradients` does.
+            planning, at least 1: in `fit` that is the size of a batch, or of what one
+            replica gets of it. None means what `fit` is told, be it by `batch_size` or
+            by the `batch` of a `tf.data` pipeline, and where that is not known what
+            `gradients` does.
         cost: Measured seconds of ops, as in `gradients`.
         every: After how many steps recurrent layers hold their state, as in
             `gradients`.
@@ -125,56 +103,13 @@ def memory_saving(
         >>> model = msg.memory_saving(model)
         >>> model.compile("adam", "mse")
     """
-    package = _package(model)
-    wish = None
-    if checkpoints is not None:
-        wish = _wish(model, checkpoints, unknown_dim, cost, package, every=every)
+    package = package_of(model)
+    wish = wish_for(model, checkpoints, unknown_dim, cost, package, every=every)
     _undo(model)
-    if wish is not None:
-        _apply(model, wish, package)
-        _hand_on_to_clones(package)
-    elif not _wishes:
-        for funnels in _cloning.values():
-            for funnel in funnels:
-                funnel.unwrap()
+    _apply(model, wish, package)
+    _hand_on_to_clones(package)
     keras_models.retrace([model])
     return model
-
-
-def _package(model: Any) -> str:
-    for package in keras_models.PACKAGES:
-        computes_with = keras_models.backend(package)
-        if computes_with and isinstance(model, importlib.import_module(package).Model):
-            if computes_with != "tensorflow":
-                raise MemorySavingGradientsError(
-                    f"{WHERE}: {package} computes with {computes_with}, not with "
-                    "TensorFlow. Set the environment variable KERAS_BACKEND to "
-                    '"tensorflow" before Keras is imported.'
-                )
-            return package
-    raise TypeError(
-        f"{WHERE}: expected a Keras model, but got {model!r} of type "
-        f"{type(model).__name__}."
-    )
-
-
-def _layers(model: Any, package: str) -> dict[str, Any]:
-    return layers_of_model(model, _layer_class(package))
-
-
-def _layer_class(package: str) -> Any:
-    return importlib.import_module(package).layers.Layer
-
-
-def asked_for(
-    model: Any, checkpoints: Any, unknown_dim: int | None, cost: Any, where: str
-) -> tuple[Setting, AbstractContextManager[Any]]:
-    """What `checkpoints` means for a model, and where its step has to be traced."""
-    package = _package(model)
-    wish = _wish(model, checkpoints, unknown_dim, cost, package, where)
-    keep, outputs = _kept_by(model, wish, package)
-    setting = Setting(keep, unknown_dim, cost=wish.cost)
-    return setting, outputs.noted() if outputs else nullcontext()
 
 
 def plain_train_step(model: Any) -> Callable[..., Any]:
@@ -186,49 +121,32 @@ def plain_train_step(model: Any) -> Callable[..., Any]:
     return own or functools.partial(type(model).train_step, model)
 
 
-def _kept_by(model: Any, wish: _Wish, package: str) -> tuple[Any, Outputs | None]:
-    """What to keep; if it is layers' outputs, who notes them, too."""
-    if not wish.paths:
-        return wish.checkpoints, None
-    layers = _layers(model, package)
-    outputs = Outputs({path: layers[path] for path in wish.paths})
-    return outputs.in_graph, outputs
-
-
-def _wish(
-    model: Any,
-    checkpoints: Any,
-    unknown_dim: int | None,
-    cost: Any,
-    package: str,
-    where: str = "memory_saving",
-    every: Any = None,
-) -> _Wish:
-    """Tells layers from everything else that `checkpoints` may be."""
-    layer_class = _layer_class(package)
-    chosen: list[Any] | None = None
-    if isinstance(checkpoints, layer_class | re.Pattern):
-        chosen = [checkpoints]
-    elif isinstance(checkpoints, str):
-        if is_layer(checkpoints, model, layer_class):
-            chosen = [checkpoints]
-        elif not is_setting(checkpoints, PLANNERS):
-            known = modes_of(PLANNERS)
-            raise unknown_word(checkpoints, model, layer_class, known, where)
-    elif isinstance(checkpoints, list | tuple | set | frozenset):
-        chosen = list(checkpoints)
-    if chosen is not None:
-        checkpoints = "memory"  # checked with the rest, and not used
-    setting = parse_setting(checkpoints, unknown_dim, cost, every=every, where=where)
-    if chosen is not None:
-        checkpoints, paths = None, choose(chosen, model, layer_class)
+def _apply(model: Any, wish: Wish, package: str) -> None:
+    for name in _METHODS:
+        if name in vars(model):
+            wish.methods[name] = vars(model)[name]
+    if wish.is_stock:
+        _exempt(model)
     else:
-        checkpoints, paths = setting.checkpoints, []
-    return _Wish(checkpoints, paths, unknown_dim, setting.cost, setting.every)
+        _save(model, wish, package)
+    _wishes[model] = wish
 
 
-def _apply(model: Any, wish: _Wish, package: str) -> None:
-    keep, outputs = _kept_by(model, wish, package)
+def _exempt(model: Any) -> None:
+    """Has a model train as stock, whatever the process does."""
+    train_step = model.train_step
+
+    @functools.wraps(train_step)
+    def stock_train_step(*args: Any, **kwargs: Any) -> Any:
+        with doors.use(None):
+            return train_step(*args, **kwargs)
+
+    vars(model)["train_step"] = stock_train_step
+    keras_models.exempt.add(model)
+
+
+def _save(model: Any, wish: Wish, package: str) -> None:
+    keep, outputs = kept_by(model, wish, package)
     line = Line(model)
     setting = Setting(
         keep,
@@ -238,9 +156,6 @@ def _apply(model: Any, wish: _Wish, package: str) -> None:
         done=line.note,
         where="memory_saving",
     )
-    for name in _METHODS:
-        if name in vars(model):
-            wish.methods[name] = vars(model)[name]
     train_step, make = model.train_step, model.make_train_function
     told: set[str] = set()
 
@@ -255,7 +170,7 @@ def _apply(model: Any, wish: _Wish, package: str) -> None:
                     f"no graph to rewrite: nothing is saved. {advice}",
                     stacklevel=2,
                 )
-        known = wish.unknown_dim or line.batch_size
+        known = wish.unknown_dim or line.batch_size()
         holding = replace(setting, unknown_dim=known)
         with doors.use(holding), outputs.noted() if outputs else nullcontext():
             return train_step(*args, **kwargs)
@@ -272,7 +187,6 @@ def _apply(model: Any, wish: _Wish, package: str) -> None:
     vars(model)["train_step"] = saving_train_step
     vars(model)["make_train_function"] = watching_make
     vars(model)["fit"] = line.around_fit(model.fit)
-    _wishes[model] = wish
     keras_models.settings[model] = (
         f"layers {shortened(wish.paths)}"
         if wish.paths
@@ -296,6 +210,7 @@ def _way_out_of_eager(model: Any) -> str:
 def _undo(model: Any) -> None:
     wish = _wishes.pop(model, None)
     keras_models.settings.pop(model, None)
+    keras_models.exempt.discard(model)
     if wish is not None:
         for name in _METHODS:
             vars(model).pop(name, None)
@@ -321,8 +236,8 @@ def _clone(before: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
     clone = before(model, *args, **kwargs)
     wish = _wishes.get(model)
     if wish is not None and _wishes.get(clone) is None:
-        package = _package(clone)
-        present = _layers(clone, package)
+        package = package_of(clone)
+        present = layers_of(clone, package)
         if all(path in present for path in wish.paths):
             _apply(clone, replace(wish, methods={}), package)
     return clone

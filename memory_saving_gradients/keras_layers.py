@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memory_saving_gradients.checkpoints import Keep
+from memory_saving_gradients.checkpoints import Keep, hint_of_number
 from memory_saving_gradients.errors import (
     CheckpointError,
     UnknownCheckpointNameError,
@@ -26,7 +26,15 @@ from memory_saving_gradients.errors import (
 )
 from memory_saving_gradients.user_code import level_of_caller
 
-__all__ = ["WHERE", "Outputs", "choose", "is_layer", "layers_of_model", "unknown_word"]
+__all__ = [
+    "WHERE",
+    "Outputs",
+    "choose",
+    "is_layer",
+    "layers_of_model",
+    "not_a_kind",
+    "unknown_word",
+]
 
 _NEAR = 3
 """At most so many names are suggested for one that is misspelt."""
@@ -112,7 +120,9 @@ def choose(chosen: Iterable[Any], model: Any, layer_class: type[Any]) -> list[st
             raise UnknownCheckpointNameError(_unknown(entry, model, layers))
         found.update(hits)
     if not found:
-        raise CheckpointError(f"{WHERE}: `checkpoints` lists no layers. Give some.")
+        raise CheckpointError(
+            f"{WHERE}: `checkpoints` lists no layers. Give some. {_listed(layers)}"
+        )
     inputs = [path for path in everything if path in found and path not in layers]
     if len(inputs) == len(found):
         raise CheckpointError(
@@ -150,7 +160,8 @@ def _meant(entry: Any, layers: dict[str, Any]) -> list[str]:
         return [path for path, layer in layers.items() if layer is entry]
     raise CheckpointError(
         f"{WHERE}: `checkpoints` may list layers, names of layers and patterns "
-        f"(`re.compile`), but got {entry!r} of type {type(entry).__name__}."
+        f"(`re.compile`), but got {entry!r} of type {type(entry).__name__}. "
+        f"{_listed(layers)}"
     )
 
 
@@ -180,6 +191,28 @@ def _unknown(entry: Any, model: Any, layers: dict[str, Any]) -> str:
     return (
         f"{WHERE}: the layer {entry.name!r} that was given is none of the model's: it "
         f"belongs to another model, or to none.{hint} {_listed(layers)}"
+    )
+
+
+def not_a_kind(
+    value: Any, model: Any, layer_class: type[Any], where: str = "memory_saving"
+) -> CheckpointError:
+    """The error for what is nothing that `checkpoints` may be for a model.
+
+    Args:
+        value: What was given.
+        model: The model.
+        layer_class: What a layer is an instance of.
+        where: The public function that got it.
+    """
+    return CheckpointError(
+        f"`memory_saving_gradients.{where}`: `checkpoints` must be layers (a layer, "
+        "the name or path of one, a pattern, `re.compile`, that is searched for in "
+        'paths, or several of these), "memory", "speed", "collection", a budget such '
+        'as "4GiB" or "40%", a function of a `tf.Tensor` that returns a bool, or a '
+        f"saved plan (`Plan.from_json(text)`), but got {value!r} of type "
+        f"{type(value).__name__}.{hint_of_number(value)} "
+        f"{_listed(layers_of_model(model, layer_class))}"
     )
 
 
@@ -271,7 +304,7 @@ class Outputs:
                 "called in the training step, or only inside a `tf.function` of its "
                 'own. Give layers that the model calls, or pass "memory".'
             )
-        return Keep(here, f"the outputs of the layers {names}")
+        return Keep(here, f"the outputs of the layers {names}", of_layers=True)
 
     def _override(self) -> None:
         for layer in self._layers.values():

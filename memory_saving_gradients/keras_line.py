@@ -8,19 +8,46 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from memory_saving_gradients.autodiff import Outcome
-from memory_saving_gradients.keras_batch import batch_size_of, given_to_fit
+from memory_saving_gradients.keras_batch import (
+    batch_size_of,
+    given_to_fit,
+    given_to_running_fit,
+)
 from memory_saving_gradients.plan import Plan
+from memory_saving_gradients.user_code import level_of_caller
 from memory_saving_gradients.wording import sizes_like
 
 __all__ = ["Line"]
 
+_SLACK = 1.1
+"""By how much more than a budget a step may take without a warning: allocators round
+up, and what is measured has the step's input and what the optimizer needs in it."""
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What a step took on a device.
+
+    Attributes:
+        device: Which one, in words.
+        bytes: The peak above what was held before.
+        lasting_bytes: What of that was still held after it, such as optimizer slots.
+    """
+
+    device: str
+    bytes: int
+    lasting_bytes: int
 
 
 class Line:
@@ -28,18 +55,25 @@ class Line:
 
     Args:
         model: The model, whose train function is replaced while it is watched.
-
-    Attributes:
-        batch_size: That of the `fit` that runs, as far as it is known.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._plans: list[Plan] = []
-        self._first: list[str] | None = None  # what the first step took
+        self._first: list[_Taken] | None = None  # what the first step took
+        self._in_fit = False
         self._silent = False
-        self.batch_size: int | None = None
+        self._batch_size: int | None = None
+        self._replicas = 1
         self._bar = False  # whether the cursor may stand at the end of a progress bar
+
+    def batch_size(self) -> int | None:
+        """The size of what a replica gets of a batch of the `fit` that runs.
+
+        None if that is not known. Call it where the training step is traced.
+        """
+        self._replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        return self._batch_size and -(-self._batch_size // self._replicas)
 
     def note(self, outcome: Outcome) -> None:
         """Notes what was planned for a gradient of the train function."""
@@ -56,29 +90,36 @@ class Line:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if tf.config.functions_run_eagerly():
                 return function(*args, **kwargs)
-            from mem_util.allocator import counted_apart
-
-            second = self._first is not None
-            # Only if it is still in its place: `enable()` may have made another.
-            if second and self._model.train_function is watched:
-                self._model.train_function = function
-            result, before, after = counted_apart(
-                lambda: function(*args, **kwargs), reset=second
-            )
-            measured = [
-                (device, now.peak_bytes - before.devices[device].current_bytes)
-                for device, now in after.devices.items()
-                if now.peak_bytes > before.devices[device].peak_bytes
-            ]
-            size = sizes_like(max((count for _, count in measured), default=0))
-            figures = [f"{size(count)} on {device}" for device, count in measured]
-            if second:
-                self._say(figures, "above weights and optimizer slots")
-            else:
-                self._first = figures
-            return result
+            given = {} if self._in_fit else given_to_running_fit(self._model)
+            with self._during(given) if given else nullcontext():
+                return self._step(function, watched, args, kwargs)
 
         self._model.train_function = watched
+
+    def _step(self, function: Any, watched: Any, args: Any, kwargs: Any) -> Any:
+        """Runs one step and says what it took, if it is the second."""
+        from mem_util.allocator import counted_apart
+
+        second = self._first is not None
+        # Only if it is still in its place: `enable()` may have made another.
+        if second and self._model.train_function is watched:
+            self._model.train_function = function
+        result, before, after = counted_apart(
+            lambda: function(*args, **kwargs), reset=second
+        )
+        taken = []
+        for device, now in after.devices.items():
+            was = before.devices[device]
+            if now.peak_bytes > was.peak_bytes:
+                pooled = device in after.pooled
+                name = "all logical CPU devices together" if pooled else device
+                lasting = max(now.current_bytes - was.current_bytes, 0)
+                taken.append(_Taken(name, now.peak_bytes - was.current_bytes, lasting))
+        if second:
+            self._say(taken, "above weights and optimizer slots")
+        else:
+            self._first = taken
+        return result
 
     def around_fit(self, fit: Callable[..., Any]) -> Callable[..., Any]:
         """The model's `fit`, after which the line has come, if there was a step.
@@ -89,12 +130,7 @@ class Line:
 
         @functools.wraps(fit)
         def saying_fit(*args: Any, **kwargs: Any) -> Any:
-            outer = self._silent, self._bar
-            given = given_to_fit(fit, args, kwargs)
-            verbose = given.get("verbose", "auto") if given else None
-            self._silent, self._bar = verbose in (0, "0"), verbose in (1, "1", "auto")
-            self.batch_size = batch_size_of(given)
-            try:
+            with self._during(given_to_fit(fit, args, kwargs)):
                 result = fit(*args, **kwargs)
                 self._bar = False  # it has ended, and its line with it
                 if self._first is not None:
@@ -102,20 +138,34 @@ class Line:
                         self._first, "in the first step, in which slots are made, too"
                     )
                 return result
-            finally:
-                self._silent, self._bar = outer
-                self.batch_size = None
 
         return saying_fit
 
-    def _say(self, measured: list[str], what: str) -> None:
+    @contextmanager
+    def _during(self, given: Mapping[str, Any]) -> Iterator[None]:
+        """A call of `fit`, or a part of one, that was given this."""
+        outer = self._in_fit, self._silent, self._bar
+        verbose = given.get("verbose", "auto") if given else None
+        self._in_fit = True
+        self._silent, self._bar = verbose in (0, "0"), verbose in (1, "1", "auto")
+        self._batch_size = batch_size_of(given)
+        try:
+            yield
+        finally:
+            self._in_fit, self._silent, self._bar = outer
+            self._batch_size = None
+
+    def _say(self, taken: Sequence[_Taken], what: str) -> None:
         plans, self._plans = self._plans, []
         if not plans:
             return
         plan = max(plans, key=lambda plan: plan.stock_peak_bytes)
         assumed = plan.reading.graph.assumed
+        size = sizes_like(max((one.bytes for one in taken), default=0))
+        measured = [f"{size(one.bytes)} on {one.device}" for one in taken]
         self._tell(
             f"{self._model.name}: predicted peak {_peaks(plan)}"
+            + (f" on each of {self._replicas} replicas" if self._replicas > 1 else "")
             + (
                 f" (for batches of {plan.reading.unknown_dim}, see `unknown_dim`)"
                 if assumed
@@ -128,6 +178,15 @@ class Line:
             )
             + (f"; left as it was: {plan.reason}" if plan.is_stock else "")
         )
+        # A function that makes variables, such as slots, is traced twice.
+        graph = _graph_of(plan)
+        above = _above_budget([p for p in plans if _graph_of(p) is graph], taken)
+        if above:
+            warnings.warn(
+                f"`memory_saving_gradients.memory_saving`: a step of "
+                f"{self._model.name!r} {above} {_advice(plan)}",
+                stacklevel=level_of_caller(),
+            )
 
     def _tell(self, line: str) -> None:
         """Logs it; where nobody asked for a log, prints it as `fit` prints its own."""
@@ -138,6 +197,43 @@ class Line:
             _log.info("%s", line)
         else:
             print(f"\n{line}" if self._bar else line)
+
+
+def _graph_of(plan: Plan) -> Any:
+    """The graph that a plan was made in, None if it is empty."""
+    return next((op.graph for op in plan.reading.ops), None)
+
+
+def _above_budget(plans: Sequence[Plan], taken: Sequence[_Taken]) -> str:
+    """By how much a step went beyond the budget of its gradients, or ""."""
+    budgets = [plan.budget_bytes for plan in plans if plan.budget_bytes is not None]
+    if len(budgets) < len(plans):
+        return ""  # one of them has no limit
+    # Replicas have a device each; on one device the peaks of several may add up.
+    allowed = max(budgets) if len(taken) >= len(plans) else sum(budgets)
+    for one in sorted(taken, key=lambda one: one.lasting_bytes - one.bytes):
+        needed = one.bytes - one.lasting_bytes
+        if needed > _SLACK * allowed:
+            size = sizes_like(needed)
+            return (
+                f"took {size(needed)} on {one.device}, {size(needed - allowed)} more "
+                f"than its budget of {size(allowed)}."
+            )
+    return ""
+
+
+def _advice(plan: Plan) -> str:
+    """What to do where a budget was not kept."""
+    if plan.reading.graph.assumed:
+        return (
+            f"Batches of {plan.reading.unknown_dim} were assumed when it was planned: "
+            "if yours are larger, say so by `unknown_dim=`; if not, give a smaller "
+            "budget."
+        )
+    return (
+        "A budget counts activations and gradients; what is measured has the input "
+        "and what the optimizer needs for a moment in it. Give a smaller budget."
+    )
 
 
 def _peaks(plan: Plan) -> str:

@@ -21,6 +21,7 @@ import tensorflow as tf
 __all__ = [
     "PACKAGES",
     "backend",
+    "exempt",
     "is_model",
     "live_models",
     "names",
@@ -33,6 +34,9 @@ PACKAGES = ("keras", "tf_keras")
 
 settings: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Models with a setting of their own, and the setting in words."""
+
+exempt: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models that train as stock whatever the setting of the process is."""
 
 
 def backend(package: str) -> str:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +19,13 @@ from memory_saving_gradients import (
     counting,
     doors,
     keras_models,
-    selection,
-    tf_internals,
 )
 from memory_saving_gradients.autodiff import Setting, parse_setting
 from memory_saving_gradients.checkpoints import Auto, Budget, Keep, SavedPlan
 from memory_saving_gradients.errors import CheckpointError, shortened
 from memory_saving_gradients.wording import counted
 
-__all__ = ["Status", "disable", "enable", "enabled", "status"]
+__all__ = ["changing_lock", "disable", "enable", "enabled", "in_force"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +37,7 @@ class _Entry:
     setting: Setting | None
 
 
-_lock = threading.RLock()
+changing_lock = threading.RLock()
 _entries: list[_Entry] = []
 _permanent: list[_Entry] = []  # the one of `enable` or `disable`, if there is one
 _door = doors.Door()
@@ -60,6 +57,7 @@ def enable(
     TensorFlow 1, `fit`, `train_on_batch` and custom `train_step`s of Keras 3 and
     `tf_keras`, also where the names were imported before. Of several settings an
     argument `checkpoints=` counts first, then `memory_saving(model)`, then this one.
+    None is a setting, too: `memory_saving(model, None)` exempts a model from this one.
 
     Keras models that were traced before are traced again at their next training step. A
     `tf.function` of your own that was traced before stays as it is: make it anew. What
@@ -141,6 +139,13 @@ def enabled(
 def _parsed(
     where: str, checkpoints: Any, unknown_dim: int | None, cost: Any, every: Any
 ) -> Setting:
+    if checkpoints is None:
+        raise CheckpointError(
+            f"`memory_saving_gradients.{where}`: `checkpoints` is None. Call "
+            "`disable()` for stock gradients in the whole process; one Keras model is "
+            "exempted by `memory_saving(model, None)`, one gradient by "
+            "`checkpoints=None`."
+        )
     setting = parse_setting(checkpoints, unknown_dim, cost, every=every, where=where)
     if isinstance(setting.checkpoints, Keep) and not setting.checkpoints.tensors:
         # Later it would be a warning: not all graphs of a process have what is kept.
@@ -162,17 +167,18 @@ def _set_permanent(setting: Setting | None) -> None:
             _permanent.append(entry)
 
 
-def _in_force() -> Setting | None:
+def in_force() -> Setting | None:
+    """The setting of the process, None if there is none."""
     return _entries[-1].setting if _entries else None
 
 
 @contextmanager
 def _changing() -> Iterator[None]:
     """Puts into effect what changes inside."""
-    with _lock:
-        before = _in_force()
+    with changing_lock:
+        before = in_force()
         yield
-        now = _in_force()
+        now = in_force()
         if now is not None and before is None:
             counting.reset_counts()
         if now is not None:
@@ -201,148 +207,3 @@ def _same(one: Setting | None, other: Setting | None) -> bool:
         and isinstance(other.checkpoints, Auto | Budget | SavedPlan)
         and one == other
     )
-
-
-# -- status ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Status:
-    """What `enable()` does at this moment. Print it.
-
-    Attributes:
-        enabled: The setting of the process in words, "" if there is none.
-        routes: What passes the library now.
-        models: Keras models with a setting of their own, each with the setting.
-        rewired: Gradients rewired since `enable()`, by route, explicit calls included.
-        stock: Gradients left as they were since then, by reason.
-        notes: Why something has no effect, and what to do.
-    """
-
-    enabled: str
-    routes: tuple[str, ...]
-    models: tuple[str, ...]
-    rewired: Mapping[str, int]
-    stock: Mapping[str, int]
-    notes: tuple[str, ...]
-
-    @property
-    def active(self) -> bool:
-        """Whether a setting of the process is in force."""
-        return bool(self.enabled)
-
-    def __str__(self) -> str:
-        """The status as text."""
-        lines = [f"Enabled: {self.enabled}" if self.enabled else "Not enabled."]
-        parts: list[tuple[str, list[str]]] = [
-            ("Routes that save memory", list(self.routes)),
-            ("Models with a setting of their own", list(self.models)),
-            ("Gradients rewired", [f"{n} by {r}" for r, n in self.rewired.items()]),
-            ("Gradients left stock", [f"{n}: {r}" for r, n in self.stock.items()]),
-            ("Without effect", list(self.notes)),
-        ]
-        for title, entries in parts:
-            if entries:
-                lines += [f"{title}:", *(f"  {entry}" for entry in entries)]
-        return "\n".join(lines)
-
-
-@tf.autograph.experimental.do_not_convert
-def status() -> Status:
-    """Says which routes save memory now, and why something has no effect.
-
-    Returns:
-        A record that prints well.
-
-    Example:
-        >>> import memory_saving_gradients as msg
-        >>> print(msg.status())
-        Not enabled.
-    """
-    with _lock:
-        setting = _in_force()
-        counted = counting.counts()
-        models = tuple(_models())
-        return Status(
-            enabled="" if setting is None else _described(setting),
-            routes=() if setting is None else tuple(_routes()),
-            models=models,
-            rewired=dict(counted.rewired),
-            stock=dict(counted.stock),
-            notes=tuple(_notes(setting, counted, bool(models))),
-        )
-
-
-def _models() -> Iterator[str]:
-    """The models with a setting of their own; those that are alike are counted."""
-    told = Counter(f"{m.name}: {text}" for m, text in keras_models.settings.items())
-    for line, count in sorted(told.items()):
-        yield line if count == 1 else f"{line} ({count} models)"
-
-
-def _described(setting: Setting) -> str:
-    if callable(setting.checkpoints):
-        return "found out for each graph"
-    return selection.describe(setting.checkpoints)
-
-
-def _routes() -> Iterator[str]:
-    if tf_internals.TAPES.is_open:
-        yield "tf.GradientTape in a tf.function or a graph of TensorFlow 1"
-    if tf_internals.GRAPHS.is_open:
-        yield "tf.gradients and the optimizers of TensorFlow 1"
-    for package in keras_models.PACKAGES:
-        if keras_models.backend(package) == "tensorflow":
-            yield f"{package}: fit, train_on_batch, custom train_step"
-
-
-def _notes(
-    setting: Setting | None, counted: counting.Counts, models: bool
-) -> Iterator[str]:
-    if setting is None and not models:
-        return
-    for package in keras_models.PACKAGES:
-        computes_with = keras_models.backend(package)
-        if computes_with not in ("", "tensorflow"):
-            yield (
-                f"{package} computes with {computes_with}: set the environment "
-                'variable KERAS_BACKEND to "tensorflow" before Keras is imported'
-            )
-    if tf.config.functions_run_eagerly():
-        yield "tf.functions run eagerly: call tf.config.run_functions_eagerly(False)"
-    eager = keras_models.names(m for m in keras_models.live_models() if _eager(m))
-    if eager:
-        yield (
-            "models compiled with run_eagerly=True have no graph to rewrite: "
-            f"{shortened(eager)}"
-        )
-    if counted.stock[doors.EAGER]:
-        yield (
-            f"{counted.stock[doors.EAGER]} gradients were taken eagerly: put the "
-            "forward pass and the gradient into a tf.function"
-        )
-    if setting is None:
-        return
-    if not (tf_internals.TAPES.is_open and tf_internals.GRAPHS.is_open):
-        yield (
-            "another library has replaced TensorFlow's autodiff functions: call "
-            "enable() after importing it"
-        )
-    if waiting := keras_models.waiting():
-        yield (
-            "models that had been traced before, traced again at their next step: "
-            f"{shortened(keras_models.names(waiting))}"
-        )
-    if not counted.rewired:
-        yield (
-            "no gradient has been rewired yet; a tf.function that was traced before "
-            "enable() stays as it is: make it anew"
-        )
-
-
-def _eager(model: Any) -> bool:
-    # Before `compile` the attribute may be missing, or a property that fails.
-    try:
-        return bool(model.run_eagerly)
-    except Exception:
-        return False

@@ -23,14 +23,20 @@ from memory_saving_gradients.budgeted import (
     Allowance,
     Choice,
     allowance,
+    assumed_sizes,
     chosen_within,
 )
-from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints, SavedPlan
+from memory_saving_gradients.checkpoints import (
+    Auto,
+    Budget,
+    Checkpoints,
+    SavedPlan,
+    is_relative,
+)
 from memory_saving_gradients.gain import Gain, gain_of
 from memory_saving_gradients.inside_plan import InsidePlan
 from memory_saving_gradients.measured import Measured
 from memory_saving_gradients.plan import Plan, remember
-from memory_saving_gradients.planners import Problem
 from memory_saving_gradients.schedule import (
     Schedule,
     Step,
@@ -105,8 +111,7 @@ def rewire(
     graph = built.graph
     if unknown_dim is None and isinstance(checkpoints, SavedPlan):
         unknown_dim = checkpoints.unknown_dim
-    automatic = isinstance(checkpoints, Auto)
-    study = examine(built, unknown_dim, cost, automatic=automatic)
+    study = examine(built, unknown_dim, cost, relative=is_relative(checkpoints))
     decision = _decide(checkpoints, study)
     gradients, rewiring = list(built.gradients), None
     if not decision.reason:
@@ -171,7 +176,7 @@ def _decide(checkpoints: Checkpoints, study: Study, quietly: bool = False) -> _D
     gain = gain_of(buffers, choice.kept, stock, timeline, extra)
     if choice.reruns is not None:
         gain = replace(gain, peak_if_consumed_bytes=timeline.peak_bytes)
-    reason = _reason_for_stock(checkpoints, problem, schedule, gain, allowed)
+    reason = _reason_for_stock(checkpoints, study, schedule, gain, allowed)
     if reason:
         steps = tuple(Step(op) for op in buffers.backward)
         schedule = Schedule(steps, (), frozenset(buffers.residuals))
@@ -188,18 +193,19 @@ def _decide(checkpoints: Checkpoints, study: Study, quietly: bool = False) -> _D
 
 def _reason_for_stock(
     checkpoints: Checkpoints,
-    problem: Problem,
+    study: Study,
     schedule: Schedule,
     gain: Gain,
     allowed: Allowance | None,
 ) -> str:
     """Why the graph is left as it is, or "". What the user selects is obeyed."""
+    problem = study.problem
     if not problem.buffers.graph.results:
         return "none of the `xs` reaches the `ys`, so that every gradient is None"
     if isinstance(checkpoints, SavedPlan):
         return checkpoints.reason
     if allowed is not None and problem.stock_peak_bytes <= allowed.bytes:
-        return "stock's own peak is within the budget"
+        return f"stock's own peak is within the budget{assumed_sizes(study.reading)}"
     if schedule.recomputed:
         return gain.reason_against() if isinstance(checkpoints, Auto) else ""
     if allowed is not None:

@@ -119,7 +119,7 @@ def select(
         return problem.forced | _named(checkpoints, reading, graph, serving)
     predicate = getattr(checkpoints, "predicate", None)
     if predicate is None:
-        raise AssertionError(f"{checkpoints} has not been resolved")
+        raise AssertionError(checkpoints)  # a collection that was not looked up
     roots = [reading.graph.root(tensor) for tensor in range(len(reading.tensors))]
     chosen = frozenset(
         root
@@ -174,6 +174,7 @@ def _named(
 ) -> frozenset[int]:
     kept: set[int] = set()
     idle: dict[str, str] = {}
+    held = False
     found = [_tensor_or_variable(entry, graph) for entry in keep.tensors]
     # What stands in a loop, a branch or a called function is looked after there.
     inside = set(tf_internals_bodies.graphs_inside(graph))
@@ -196,13 +197,15 @@ def _named(
         root = None if number is None else reading.graph.root(number)
         if root is not None and root in serving:
             kept.add(root)
+        elif keep.of_layers and root is not None and _is_held(root, reading):
+            held = True
         elif entry.graph is not graph:
             idle[entry.name] = "it belongs to another graph"
         else:
             idle[entry.name] = _why_idle(root, reading)
     listed = shortened(f"{name} ({why})" for name, why in idle.items())
     # Where every gradient is None, as in stock, there is no backward pass to serve.
-    if not kept and not elsewhere and reading.graph.results:
+    if not (kept or held or elsewhere) and reading.graph.results:
         given = (
             f"none of the {len(idle)} given can serve: {listed}"
             if len(idle) > 1
@@ -220,13 +223,24 @@ def _named(
             f"{place()}: {keep.origin} must hold tensors between `xs` and `ys`, but "
             f"{given if idle else 'it is empty'}. {advice}"
         )
-    if idle:
+    _warn(keep, listed, len(idle), only_held=held and not kept)
+    return frozenset(kept)
+
+
+def _warn(keep: Keep, idle: str, count: int, only_held: bool) -> None:
+    """Says what of the user's list changes nothing."""
+    if count:
         warnings.warn(
-            f"{place()}: {len(idle)} of {counted(len(keep.tensors), 'tensor')} in "
-            f"{keep.origin} cannot serve as checkpoints and are ignored: {listed}.",
+            f"{place()}: {count} of {counted(len(keep.tensors), 'tensor')} in "
+            f"{keep.origin} cannot serve as checkpoints and are ignored: {idle}.",
             stacklevel=level_of_caller(),
         )
-    return frozenset(kept)
+    if only_held:
+        warnings.warn(
+            f"{place()}: {keep.origin} are held anyway, as are those of all ops that "
+            "are not run again. Give layers between them to hold more.",
+            stacklevel=level_of_caller(),
+        )
 
 
 def _number(tensor: tf.Tensor, reading: Reading) -> int | None:
@@ -236,6 +250,12 @@ def _number(tensor: tf.Tensor, reading: Reading) -> int | None:
         tensor = tensor.op.inputs[0]
         number = reading.tensor_id(tensor)
     return number
+
+
+def _is_held(root: int, reading: Reading) -> bool:
+    """Whether a tensor is held whatever is selected, as its op is not run again."""
+    node = reading.graph.tensors[root]
+    return bool(reading.graph.ops[node.op].pin) and node.storage is not Storage.RESTING
 
 
 def _why_idle(root: int | None, reading: Reading) -> str:

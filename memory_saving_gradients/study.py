@@ -158,7 +158,7 @@ def examine(
     unknown_dim: int | None,
     cost: Measured | None = None,
     *,
-    automatic: bool = False,
+    relative: bool = False,
 ) -> Study:
     """Reads a gradient and states the problem.
 
@@ -166,12 +166,13 @@ def examine(
         built: The stock gradient.
         unknown_dim: What an unknown dimension is taken to be; None for `UNKNOWN_DIM`.
         cost: Measured seconds of ops; None for those of the model.
-        automatic: Whether `UNKNOWN_DIM` may be taken for too little. Where with it
-            gradients, whose sizes are known, are much of the peak, a plan would be
-            made for them, and be a bad one for every batch that fills a memory.
+        relative: Whether plans are judged by stock's peak, so that `UNKNOWN_DIM` may be
+            taken for too little. Where with it gradients, whose sizes are known, are
+            much of the peak, a plan would be made for them, and be a bad one for every
+            batch that fills a memory.
     """
     study = _examined(built, unknown_dim or UNKNOWN_DIM, cost)
-    if unknown_dim is None and automatic and study.is_full_of_gradients:
+    if unknown_dim is None and relative and study.is_full_of_gradients:
         study = _examined(built, _MANY * UNKNOWN_DIM, cost)
     return study
 

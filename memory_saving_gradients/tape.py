@@ -18,7 +18,7 @@ from memory_saving_gradients import doors, tf_internals
 from memory_saving_gradients.autodiff import (
     Outcome,
     Setting,
-    parse_setting,
+    setting_or_stock,
 )
 from memory_saving_gradients.plan import Plan
 
@@ -33,7 +33,7 @@ class GradientTape(tf_internals.StockTape):
     In a graph (a `tf.function`, compiled with XLA or not) TensorFlow builds the
     backward pass as ever, and it is then rewired to recompute most of what it reads
     from the forward pass instead of holding it. `jacobian` and `batch_jacobian` are
-    stock's.
+    stock's: TensorFlow makes another graph of the gradient that they take.
 
     Called eagerly it *is* the stock tape: the forward pass has already been run and
     held when `gradient()` is called. A warning says so, once.
@@ -42,7 +42,8 @@ class GradientTape(tf_internals.StockTape):
         persistent: As in `tf.GradientTape`: whether `gradient()` may be called more
             than once.
         watch_accessed_variables: As in `tf.GradientTape`.
-        checkpoints: What to keep, as in `memory_saving_gradients.gradients`.
+        checkpoints: What to keep, as in `memory_saving_gradients.gradients`; None is
+            the stock tape, also where `enable()` says otherwise.
         unknown_dim: What a dimension that is not known statically (a batch size) is
             taken to be while planning, as in `gradients`.
         cost: Measured seconds of ops, as in `memory_saving_gradients.gradients`.
@@ -96,7 +97,7 @@ class GradientTape(tf_internals.StockTape):
             TypeError, ValueError: `unknown_dim` or `every` is no positive int.
         """
         self._newest_plan: Plan | None = None
-        self._setting: Setting | None = parse_setting(
+        self._setting: Setting | None = setting_or_stock(
             checkpoints, unknown_dim, cost, verify, every, where="GradientTape"
         )
         self._inside = ExitStack()
@@ -157,13 +158,13 @@ class GradientTape(tf_internals.StockTape):
 
     @_unconverted
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """As in `tf.GradientTape`, in as much memory: a loop has little to hold."""
+        """As in `tf.GradientTape`, in as much memory; the README says why."""
         with self._as_stock():
             return super().jacobian(*args, **kwargs)
 
     @_unconverted
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """As in `tf.GradientTape`, in as much memory: a loop has little to hold."""
+        """As in `tf.GradientTape`, in as much memory; the README says why."""
         with self._as_stock():
             return super().batch_jacobian(*args, **kwargs)
 

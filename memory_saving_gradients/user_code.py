@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,38 +14,54 @@ import tensorflow as tf
 __all__ = ["layers_of", "level_of_caller", "user_line"]
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_PYTHON = os.path.dirname(os.path.abspath(threading.__file__)) + os.sep
 # What measures a step calls it, and stands in its traceback.
 _OWN = (_PACKAGE, os.path.join(os.path.dirname(_PACKAGE), "mem_util"))
+# Replicas are threads, at whose bottom stands Python's own library, and no line of the
+# user's.
+_NOT_THE_USERS = (*_OWN, _PYTHON)
 _LIBRARIES = tuple(
     os.sep + name + os.sep
     for name in ("tensorflow", "keras", "tf_keras", "site-packages")
 )
 
 _NOT_THE_CALLER = (
-    os.path.dirname(os.path.abspath(__file__)),
+    *_OWN,
     os.path.dirname(os.path.abspath(tf.__file__)),
     contextlib.__file__,
+)
+_OF_KERAS = tuple(
+    os.sep + os.path.join(name, "src", "") for name in ("keras", "tf_keras")
 )
 
 
 def level_of_caller() -> int:
     """The `stacklevel` at which a warning shows the line that called this library."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back and frame.f_code.co_filename.startswith(_NOT_THE_CALLER):
+    while frame.f_back and _is_between(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     return level
+
+
+def _is_between(filename: str) -> bool:
+    """Whether a file stands between the caller and this library."""
+    of_keras = any(part in filename for part in _OF_KERAS)
+    return of_keras or filename.startswith(_NOT_THE_CALLER)
 
 
 def user_line(op: tf.Operation) -> str:
     """`file:line` of the innermost frame outside TensorFlow, Keras and this library.
 
+    Python's own library is left out, too.
+
     Returns:
-        The line, or "an unknown line" for an op that was imported from a file.
+        The line, or "an unknown line" for an op that was imported from a file or made
+        in a thread of TensorFlow's.
     """
     innermost = ""
     for frame in op.traceback or ():
         filename = frame.filename
-        if filename.startswith(_OWN):
+        if filename.startswith(_NOT_THE_USERS):
             continue
         if any(library in filename for library in _LIBRARIES):
             continue

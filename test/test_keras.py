@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import pickle
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from saving_helpers import python
 from tf_helpers import assert_close, assert_same_bits, fixed
 
 import memory_saving_gradients as msg
@@ -161,7 +162,7 @@ def test_only_this_model_and_only_training() -> None:
 
 def test_a_model_that_was_traced_before_and_the_way_back() -> None:
     model = made(lambda: sequential("before"))
-    methods = model.train_step, model.make_train_function
+    methods = model.fit, model.make_train_function
     fitted(model)
     before = rewired()
     msg.memory_saving(model)
@@ -175,8 +176,8 @@ def test_a_model_that_was_traced_before_and_the_way_back() -> None:
     msg.memory_saving(model, None)
     fitted(model)
     assert rewired() == before
-    assert (model.train_step, model.make_train_function) == methods
-    assert "train_step" not in vars(model)
+    assert (model.fit, model.make_train_function) == methods
+    assert not {"fit", "make_train_function"} & set(vars(model))
     assert "before: speed" not in msg.status().models
 
 
@@ -233,12 +234,16 @@ def test_a_saved_model_loads_without_the_library(tmp_path: Path, build: Any) -> 
     assert (model.get_config(), model.get_compile_config()) == config
     model.save(tmp_path / "model.keras")
     code = """
-import sys, numpy as np, keras
-sys.path.append(sys.argv[2])
-if "functional" in sys.argv[3]:
-    import keras
-    exec(sys.argv[4])
-sys.modules["memory_saving_gradients"] = None
+import os, sys
+beside = os.path.join("memory_saving_gradients", "__init__.py")
+keras_too = os.path.join("keras", "__init__.py")
+has = lambda folder, file: os.path.exists(os.path.join(folder, file))
+sys.path[:] = [p for p in sys.path if has(p, keras_too) or not has(p, beside)]
+import numpy as np, keras
+if "functional" in sys.argv[2]:
+    exec(sys.argv[3])
+# Installed, it stands where Keras does.
+sys.modules["memory_saving_gradients"] = sys.modules["mem_util"] = None
 model = keras.models.load_model(sys.argv[1])
 model.fit(np.ones([4, 8]), np.ones([4, 8]), verbose=0)
 """
@@ -254,9 +259,15 @@ model.fit(np.ones([4, 8]), np.ones([4, 8]), verbose=0)
         "    def call(self, x, training=False):\n"
         "        return x + self.inner[1](self.inner[0](x))\n"
     )
-    running = python(code, tmp_path / "model.keras", ".", build.__name__, block)
-    _, errors = running.communicate(timeout=300)
-    assert running.returncode == 0, errors
+    # -I: neither this folder nor PYTHONPATH is looked into.
+    running = subprocess.run(
+        [sys.executable, "-I", "-c", code, "model.keras", build.__name__, block],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert running.returncode == 0, running.stderr
     before = rewired()
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert_same_bits(model.get_weights(), loaded.get_weights())

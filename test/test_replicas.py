@@ -219,6 +219,47 @@ def peaks_of_fit() -> None:
     assert all(n < 0.7 * s for n, s in zip(new, stock, strict=True)), (new, stock)
 
 
+def what_a_replica_gets() -> None:
+    """`fit` is told the batch of all replicas; budgets and figures are those of one."""
+    import logging
+
+    import keras
+
+    from memory_saving_gradients import keras_line
+
+    said: list[str] = []
+    log = logging.getLogger(keras_line.__name__)
+    log.setLevel(logging.INFO)
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore
+    log.addHandler(handler)
+    x = fixed(2000, 128)
+
+    def network() -> Any:
+        layers = [keras.layers.Dense(128, "gelu") for _ in range(10)]
+        model = keras.Sequential([keras.Input([128]), *layers])
+        model.compile("sgd", "mse", jit_compile=False)
+        return model
+
+    def fitted(budget: str) -> None:
+        with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            model = network()
+        msg.memory_saving(model, budget)
+        model.fit(x, x, batch_size=1024, verbose=0)
+
+    least = msg.plan(network(), batch_size=512)
+    fitted(f"{int(least.predicted_peak_bytes * 1.05)} B")
+    assert " on each of 2 replicas (for batches of 512," in said[-1], said
+    assert f"stock's {least.stock_peak_bytes / 2**20:.1f}" in said[-1], said
+    try:
+        fitted("100 KiB")
+    except msg.BudgetError as error:
+        assert "threading.py" not in str(error), error
+        assert "unknown dimensions of 512, as was assumed" in str(error), error
+    else:
+        raise AssertionError("no error")
+
+
 # -- and these start them --------------------------------------------------------------
 
 
@@ -227,6 +268,7 @@ def peaks_of_fit() -> None:
     "calls",
     [
         "t.mirrored()",
+        "t.what_a_replica_gets()",
         "t.model_parallel(); t.peaks('model parallel'); t.peaks('mirrored')",
         "t.peaks('synchronised'); t.peaks_of_fit()",
     ],

@@ -17,6 +17,7 @@ from memory_saving_gradients import (
     UnsupportedTensorFlowError,
     tf_internals,
     tf_internals_bodies,
+    tf_internals_data,
     tf_internals_loops,
     tf_internals_scratch,
 )
@@ -27,7 +28,13 @@ from memory_saving_gradients.tf_required import (
     require_tensorflow,
 )
 
-FILES = (tf_internals, tf_internals_bodies, tf_internals_loops, tf_internals_scratch)
+FILES = (
+    tf_internals,
+    tf_internals_bodies,
+    tf_internals_data,
+    tf_internals_loops,
+    tf_internals_scratch,
+)
 SOURCE = "\n".join(Path(module.__file__).read_text() for module in FILES)
 BOUND = [
     tuple(argument.value for argument in node.args)

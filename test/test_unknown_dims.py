@@ -116,6 +116,26 @@ def test_small_batches_are_not_assumed_where_gradients_dominate(
     assert planned(None, unknown_dim=64).reading.unknown_dim == 64
 
 
+def test_a_share_of_stocks_peak_is_planned_for_the_same_batches() -> None:
+    """A number of bytes is not: it is what it is for the batch that is assumed."""
+
+    def planned(checkpoints: str) -> msg.Plan:
+        with tf.Graph().as_default():
+            y = v1.placeholder(tf.float32, [None, 64])
+            weights = [tf.constant(fixed(64, 64, seed=n)) for n in range(8)]
+            for w in weights:
+                y = tf.nn.gelu(y @ w)
+            msg.gradients(tf.reduce_sum(y), weights, checkpoints=checkpoints)
+            return msg.last_plan()
+
+    plan = planned("35%")
+    assert plan.reading.unknown_dim == planned("memory").reading.unknown_dim == 1024
+    assert plan.predicted_peak_bytes <= 0.35 * plan.stock_peak_bytes
+    plan = planned("400KiB")
+    assert plan.reading.unknown_dim == 64
+    assert plan.predicted_peak_bytes <= 400 * 2**10
+
+
 def test_a_saved_plan_brings_its_assumption_along() -> None:
     def planned(checkpoints: Any) -> msg.Plan:
         with tf.Graph().as_default():
