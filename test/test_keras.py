@@ -312,6 +312,18 @@ def test_clones_inherit_it(build: Any, checkpoints: Any) -> None:
     assert rewired() == before
 
 
+def test_a_clone_made_from_a_configuration_alone_is_an_ordinary_model() -> None:
+    """As the docstring says: Keras makes it as if it were loaded."""
+    model = msg.memory_saving(made(Subclass))
+    clone = keras.models.clone_model(model)
+    clone.compile("sgd", "mse", jit_compile=False)
+    before = rewired()
+    fitted(clone)
+    assert rewired() == before
+    fitted(msg.memory_saving(clone))
+    assert rewired() > before
+
+
 # -- layers as checkpoints -------------------------------------------------------------
 
 
