@@ -261,6 +261,9 @@ def differentiate_body(
         gradients, plan = recompute_inside(wish, graph, body, given, differentiate)
     if plan is not None:
         holding.plans.append(holding.noted(plan, body))
+        loop = tf_internals_bodies.loop_of(body)
+        if plan.recomputed and loop is not None:
+            tf_internals_loops.one_at_a_time(loop)
     return gradients
 
 

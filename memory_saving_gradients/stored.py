@@ -18,7 +18,9 @@ from memory_saving_gradients.trip_counts import (
 __all__ = [
     "ASSUMED_ITERATIONS",
     "bytes_of",
+    "copies_list",
     "leading_nowhere",
+    "lists_handed_through",
     "shared_outputs",
     "side_outputs",
 ]
@@ -84,6 +86,27 @@ def shared_outputs(op: tf.Operation) -> dict[int, int]:
         for number, place in shared[0].items()
         if all(same.get(number) in (place, None) for same in shared)
     }
+
+
+def lists_handed_through(op: tf.Operation) -> set[int]:
+    """The numbers of a loop's results that are the very lists that it was given: what
+    its body only reads, such as that of all inputs of a recurrent layer."""
+    if op.type not in op_types.LOOP_TYPES:
+        return set()
+    return {
+        number
+        for body in tf_internals_bodies.bodies_of(op)
+        for number, (given, result) in enumerate(
+            zip(body.inputs, body.outputs, strict=False)
+        )
+        if result.dtype == tf.variant and source_of(result) is given
+    }
+
+
+def copies_list(op: tf.Operation) -> bool:
+    """Whether an op makes a list as large as what it is made of."""
+    is_list = bool(op.outputs) and op.outputs[0].dtype == tf.variant
+    return is_list and op.type in ("TensorListFromTensor", "ZerosLike")
 
 
 def leading_nowhere(body: tf.Graph) -> set[int]:

@@ -225,9 +225,9 @@ def graphs_like(
 def one_at_a_time(loop: tf.Operation) -> None:
     """Has a loop begin an iteration when the one before it has ended.
 
-    The executor begins several at a time: whatever does not depend on the state, such
-    as products of inputs and weights, would be computed, and held, for inner loops
-    whose turn comes much later.
+    The executor begins 32 at a time: whatever does not depend on the state, such as
+    products of inputs and weights, would be computed, and held, for iterations whose
+    turn comes much later.
     """
     loop._set_attr(_PARALLEL, _attribute_value(i=1))
 

@@ -157,13 +157,16 @@ class _Reader:
             math.prod(shape) * _item_bytes(tensor.dtype)
             for tensor, shape in zip(self._tensors, self._shapes, strict=True)
         ]
-        for op in self._ops:
-            if op.type == "TensorListFromTensor":  # it copies
-                source = self._ids[id(op.inputs[0])]
-                self._sizes[self._ids[id(op.outputs[0])]] = self._sizes[source]
-        for op in forward:
-            for number, held in stored.side_outputs(op, unknown_dim).items():
-                self._sizes[self._ids[id(op.outputs[number])]] = held
+        for number, op in enumerate(self._ops):
+            held: dict[int, int] = {}
+            if stored.copies_list(op):
+                held[0] = self._bytes(op.inputs[0])
+            elif number < len(forward):
+                held = stored.side_outputs(op, unknown_dim)
+                for place in stored.lists_handed_through(op):
+                    held[place] = self._bytes(op.inputs[place])
+            for output, size in held.items():
+                self._sizes[self._ids[id(op.outputs[output])]] = size
         self._calls = {
             number: call
             for number, call in enumerate(map(call_of, forward))
@@ -180,6 +183,9 @@ class _Reader:
         self._unorderable = self._foreign.union(
             control_flow_v1.unorderable(self._ops, self._frames)
         )
+
+    def _bytes(self, tensor: tf.Tensor) -> int:
+        return self._sizes[self._ids[id(tensor)]] if id(tensor) in self._ids else 0
 
     def reading(
         self,
@@ -319,6 +325,8 @@ class _Reader:
             first = self._shared[node.id].get(index)
             if first is not None:
                 return Storage.ALIAS, node.outputs[first]
+            if index in stored.lists_handed_through(self._ops[node.id]):
+                return Storage.ALIAS, self._ids[id(self._ops[node.id].inputs[index])]
             return Storage.OWN, None
         if node.pin is None and node.inputs:
             if node.type in op_types.ALIAS_TYPES:
