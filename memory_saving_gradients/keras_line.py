@@ -28,6 +28,9 @@ from memory_saving_gradients.wording import sizes_like
 
 __all__ = ["Line"]
 
+_FED_TYPES = frozenset(("IteratorGetNext", "Placeholder"))
+"""Ops that bring the batch; of variables they bring handles of a few bytes."""
+
 _SLACK = 1.1
 """By how much more than a budget a step may take without a warning: allocators round
 up, and what is measured has the step's input and what the optimizer needs in it."""
@@ -211,13 +214,14 @@ def _above_budget(plans: Sequence[Plan], taken: Sequence[_Taken]) -> str:
         return ""  # one of them has no limit
     # Replicas have a device each; on one device the peaks of several may add up.
     allowed = max(budgets) if len(taken) >= len(plans) else sum(budgets)
+    fed = max(map(_bytes_fed, plans), default=0)
     for one in sorted(taken, key=lambda one: one.lasting_bytes - one.bytes):
-        needed = one.bytes - one.lasting_bytes
+        needed = one.bytes - one.lasting_bytes - fed
         if needed > _SLACK * allowed:
             size = sizes_like(needed)
             return (
-                f"took {size(needed)} on {one.device}, {size(needed - allowed)} more "
-                f"than its budget of {size(allowed)}."
+                f"took {size(needed)} on {one.device} besides its input, "
+                f"{size(needed - allowed)} more than its budget of {size(allowed)}."
             )
     return ""
 
@@ -231,8 +235,19 @@ def _advice(plan: Plan) -> str:
             "budget."
         )
     return (
-        "A budget counts activations and gradients; what is measured has the input "
-        "and what the optimizer needs for a moment in it. Give a smaller budget."
+        "A budget counts activations and gradients; what is measured has what the "
+        "optimizer needs for a moment in it. Give a smaller budget."
+    )
+
+
+def _bytes_fed(plan: Plan) -> int:
+    """The size of a batch, which comes during the step and rests for a plan."""
+    graph = plan.reading.graph
+    return sum(
+        tensor.bytes
+        for op in graph.forward_ops
+        if op.type in _FED_TYPES
+        for tensor in (graph.tensors[output] for output in op.outputs)
     )
 
 
