@@ -35,6 +35,7 @@ def no_meta_optimizer() -> Iterator[None]:
 SLOW_FILES = frozenset(
     (
         "test_bench_peers.py",
+        "test_body_budgets.py",
         "test_called.py",
         "test_gpt3_layer.py",
         "test_looking_scripts.py",

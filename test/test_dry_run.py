@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -120,6 +121,7 @@ def test_a_model_is_as_it_was():
     untouched = network()
     before = untouched.get_weights()
     remembered = msg.last_plan()
+    gc.collect()  # models of other tests, lest they go in between
     with msg.enabled("speed"):
         counted = msg.status()
         msg.plan(untouched, batch_size=BATCH)
