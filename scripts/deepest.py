@@ -143,7 +143,8 @@ def times_as_deep(
     """
     wanted = times * family.layers(small)
     size = next(n for n in itertools.count(small) if family.layers(n) >= wanted)
-    allowed = budget_bytes
+    # A budget counts all gradients as held; a step with SGD consumes each at once.
+    allowed = budget_bytes + family.make(size).variables_bytes
     for _ in range(_MOST_BUDGETS):
         budget = Budget(bytes=allowed)
         try:
