@@ -56,9 +56,11 @@ def peak(jit: bool, checkpoints: Any, every: Any = None, steps: int = 100) -> in
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_the_peak_of_a_layer(jit: bool) -> None:
-    """What is left are the inputs, three times (as they come, by steps, as a list)."""
-    whole = peak(jit, "memory")
-    assert peak(jit, "memory", every=10) <= 0.8 * whole
+    """What is left are the inputs, by steps and as a list. As they come they are in
+    both figures, and no part of what a loop holds."""
+    fed = 512 * 100 * 256 * 4
+    whole = peak(jit, "memory") - fed
+    assert peak(jit, "memory", every=10) - fed <= 0.8 * whole
 
 
 @pytest.mark.parametrize("jit", [False, True])
