@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -213,27 +213,11 @@ def save_memory(
             require_assertions(graph)
         checkpoints = None if setting.studied else setting.resolved(graph)
     with speaking_for(setting.where), tf_internals.mutation_lock(graph):
-        before = len(graph.get_operations())
-        with tf_internals.ops_of_this_thread(graph) as created:
-            seeds = _seeds(targets, given, graph, all_or_none)
-            stock = list(differentiate(seeds))
-        foreign = replicas.in_the_midst(graph.get_operations()[before:], created)
-        own = set(map(id, created))
-        starts = [
-            seed
-            for seed in as_list(seeds)
-            if tf.is_symbolic_tensor(seed) and id(seed.op) in own
-        ]
-        built = StockGradient(
-            graph,
-            targets,
-            starts,
-            stock,
-            created,
-            foreign,
-            list(bodies),
-            setting.figures,
-            setting.rule.name if setting.rule else "",
+        built = replace(
+            _differentiated(graph, targets, given, differentiate, all_or_none),
+            bodies=list(bodies),
+            figures=setting.figures,
+            rule=setting.rule.name if setting.rule else "",
         )
         if checkpoints is None:
             assert setting.studied is not None
@@ -241,7 +225,7 @@ def save_memory(
             setting.studied(
                 examine(built, setting.unknown_dim, setting.cost, relative=relative)
             )
-            return Outcome(stock, None, None)
+            return Outcome(list(built.gradients), None, None)
         gradients, rewiring, plan = rewire(
             built,
             checkpoints,
@@ -252,6 +236,28 @@ def save_memory(
         if rewiring is not None:
             setattr(graph, _REWIRED, [*getattr(graph, _REWIRED, ()), rewiring])
     return Outcome(gradients, rewiring, plan)
+
+
+def _differentiated(
+    graph: tf.Graph,
+    targets: Sequence[Any],
+    given: Any,
+    differentiate: Callable[[Any], Sequence[Any]],
+    all_or_none: bool,
+) -> StockGradient:
+    """Has the graph's autodiff run and notes what it makes; see `save_memory`."""
+    before = len(graph.get_operations())
+    with tf_internals.ops_of_this_thread(graph) as created:
+        seeds = _seeds(targets, given, graph, all_or_none)
+        stock = list(differentiate(seeds))
+    foreign = replicas.in_the_midst(graph.get_operations()[before:], created)
+    own = set(map(id, created))
+    starts = [
+        seed
+        for seed in as_list(seeds)
+        if tf.is_symbolic_tensor(seed) and id(seed.op) in own
+    ]
+    return StockGradient(graph, targets, starts, stock, created, foreign)
 
 
 def as_list(value: Any) -> list[Any]:

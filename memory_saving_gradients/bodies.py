@@ -48,11 +48,13 @@ from memory_saving_gradients.split import (
     seek,
     split_loop,
 )
-from memory_saving_gradients.stored import ASSUMED_ITERATIONS, bytes_of
+from memory_saving_gradients.stored import bytes_of
 from memory_saving_gradients.study import UNKNOWN_DIM
 from memory_saving_gradients.trip_counts import (
+    ASSUMED_ITERATIONS,
     iterations,
     may_end_early,
+    runs_of,
     split_of,
 )
 
@@ -196,11 +198,8 @@ class Within:
             total = 0
             for op in graph.get_operations():
                 if op.type in op_types.CALL_TYPES:
-                    times = 1
-                    if op.type in op_types.LOOP_TYPES:
-                        times = iterations(op) or ASSUMED_ITERATIONS
                     for body in tf_internals_bodies.bodies_of(op):
-                        total += times * self._bytes(body)
+                        total += runs_of(op) * self._bytes(body)
                 elif op.type not in op_types.ALIAS_TYPES | op_types.RESTING_TYPES:
                     total += sum(bytes_of(t, unknown_dim) for t in op.outputs)
             self._sizes[id(graph)] = total

@@ -33,7 +33,7 @@ _FED_TYPES = frozenset(("IteratorGetNext", "Placeholder"))
 
 _SLACK = 1.1
 """By how much more than a budget a step may take without a warning: allocators round
-up, and what is measured has the step's input and what the optimizer needs in it."""
+up, and what is measured has what the optimizer needs in it."""
 
 _log = logging.getLogger(__name__)
 

@@ -35,10 +35,10 @@ from memory_saving_gradients.body_rules import (
 from memory_saving_gradients.checkpoints import Budget, SavedPlan
 from memory_saving_gradients.every import marked
 from memory_saving_gradients.scratch import copied
-from memory_saving_gradients.stored import ASSUMED_ITERATIONS, bytes_of
+from memory_saving_gradients.stored import bytes_of
 from memory_saving_gradients.study import UNKNOWN_DIM, Study
 from memory_saving_gradients.trials import Trials
-from memory_saving_gradients.trip_counts import iterations
+from memory_saving_gradients.trip_counts import runs_of
 
 __all__ = ["rehearsed", "studied"]
 
@@ -145,11 +145,8 @@ def _computed(graph: tf.Graph, known: dict[int, tuple[int, int]]) -> tuple[int, 
     known[id(graph)] = inside, around = 0, 0  # against recursion
     for op in graph.get_operations():
         if op.type in op_types.CALL_TYPES:
-            times = 1
-            if op.type in op_types.LOOP_TYPES:
-                times = iterations(op) or ASSUMED_ITERATIONS
             for body in tf_internals_bodies.bodies_of(op):
-                inside += times * sum(_computed(body, known))
+                inside += runs_of(op) * sum(_computed(body, known))
         elif op.type not in op_types.ALIAS_TYPES | op_types.RESTING_TYPES:
             around += sum(
                 bytes_of(t, UNKNOWN_DIM) for t in op.outputs if t.dtype.is_floating

@@ -10,7 +10,7 @@ from memory_saving_gradients.graph import Pin, Storage
 from memory_saving_gradients.inside_plan import InsidePlan
 from memory_saving_gradients.measured import Coverage
 from memory_saving_gradients.plan import Plan
-from memory_saving_gradients.stored import ASSUMED_ITERATIONS
+from memory_saving_gradients.trip_counts import ASSUMED_ITERATIONS
 from memory_saving_gradients.user_code import layers_of, user_line
 from memory_saving_gradients.wording import counted, sizes_like
 

@@ -42,7 +42,7 @@ from memory_saving_gradients import (
     twins,
 )
 from memory_saving_gradients.every import Every, steps_of
-from memory_saving_gradients.stored import ASSUMED_ITERATIONS, bytes_of
+from memory_saving_gradients.stored import bytes_of
 
 __all__ = [
     "as_differentiated",
@@ -199,7 +199,7 @@ def split_loop(loop: tf.Operation, every: Every) -> str:
     ends_early = trip_counts.may_end_early(loop)
     if steps <= 1 or (known is not None and steps >= known):
         return f"it has no more than {known} iterations" if steps > 1 else ""
-    if state_bytes(loop, ASSUMED_ITERATIONS) <= _LITTLE:
+    if state_bytes(loop, trip_counts.ASSUMED_ITERATIONS) <= _LITTLE:
         return "it has next to no state"
     try:
         parts = _parts(loop, condition, body)

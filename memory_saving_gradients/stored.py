@@ -9,14 +9,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from memory_saving_gradients import op_types, tf_internals, tf_internals_bodies
-from memory_saving_gradients.trip_counts import (
-    ASSUMED_ITERATIONS,
-    iterations,
-    source_of,
-)
+from memory_saving_gradients.trip_counts import runs_of, source_of
 
 __all__ = [
-    "ASSUMED_ITERATIONS",
     "bytes_of",
     "copies_list",
     "leading_nowhere",
@@ -37,9 +32,7 @@ def side_outputs(op: tf.Operation, unknown_dim: int) -> dict[int, int]:
     """
     if op.type not in op_types.CALL_TYPES:
         return {}
-    times = 1
-    if op.type in op_types.LOOP_TYPES:
-        times = iterations(op) or ASSUMED_ITERATIONS
+    times = runs_of(op)
     states = _next_states(op)
     best: dict[int, int] = {}
     numbers: dict[int, int] = {}

@@ -158,7 +158,7 @@ class _Reader:
             for tensor, shape in zip(self._tensors, self._shapes, strict=True)
         ]
         for number, op in enumerate(self._ops):
-            held: dict[int, int] = {}
+            held = {}
             if stored.copies_list(op):
                 held[0] = self._bytes(op.inputs[0])
             elif number < len(forward):
@@ -308,6 +308,12 @@ class _Reader:
             and self._sizes[inputs[0]] == self._sizes[outputs[0]]
         )
 
+    def _aliases_of_call(self, op: tf.Operation) -> dict[int, int]:
+        """For outputs that have no buffer of their own the tensors that have it."""
+        found = {n: op.outputs[first] for n, first in stored.shared_outputs(op).items()}
+        found |= {n: op.inputs[n] for n in stored.lists_handed_through(op)}
+        return {n: self._ids[id(tensor)] for n, tensor in found.items()}
+
     def _storage(self, node: OpNode, index: int) -> tuple[Storage, int | None]:
         """Where output number `index` of an op lives."""
         if node.type in op_types.RESTING_TYPES:
@@ -320,14 +326,9 @@ class _Reader:
                 return Storage.RESTING, None
         if node.type in op_types.CALL_TYPES and node.id < self._forward_count:
             if node.id not in self._shared:
-                op = self._ops[node.id]
-                self._shared[node.id] = stored.shared_outputs(op)
-            first = self._shared[node.id].get(index)
-            if first is not None:
-                return Storage.ALIAS, node.outputs[first]
-            if index in stored.lists_handed_through(self._ops[node.id]):
-                return Storage.ALIAS, self._ids[id(self._ops[node.id].inputs[index])]
-            return Storage.OWN, None
+                self._shared[node.id] = self._aliases_of_call(self._ops[node.id])
+            source = self._shared[node.id].get(index)
+            return (Storage.OWN if source is None else Storage.ALIAS), source
         if node.pin is None and node.inputs:
             if node.type in op_types.ALIAS_TYPES:
                 place = index if node.type == "IdentityN" else 0

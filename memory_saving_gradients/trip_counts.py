@@ -18,6 +18,7 @@ __all__ = [
     "Split",
     "iterations",
     "may_end_early",
+    "runs_of",
     "source_of",
     "split_of",
     "why_whole",
@@ -57,6 +58,13 @@ class Split:
 def split_of(loop: tf.Operation | None) -> Split | None:
     """How a loop was split, None if it is as it was."""
     return getattr(loop, _SPLIT, None)
+
+
+def runs_of(op: tf.Operation) -> int:
+    """How often what is inside an op is taken to run: in a loop, each iteration."""
+    if op.type not in op_types.LOOP_TYPES:
+        return 1
+    return iterations(op) or ASSUMED_ITERATIONS
 
 
 def iterations(loop: tf.Operation | None) -> int | None:

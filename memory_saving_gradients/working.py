@@ -21,7 +21,7 @@ from memory_saving_gradients.buffers import Buffers
 from memory_saving_gradients.graph import Storage, TensorNode
 from memory_saving_gradients.simulate import Timeline, simulate_stock
 from memory_saving_gradients.tf_read import Reading, read
-from memory_saving_gradients.trip_counts import iterations
+from memory_saving_gradients.trip_counts import iterations, runs_of
 
 __all__ = ["peak_at_rest", "with_working_memory"]
 
@@ -56,8 +56,9 @@ def with_working_memory(reading: Reading) -> Reading:
             continue
         times = 1
         if op.type in op_types.LOOP_TYPES:
+            # A gradient runs as often as what it is of.
             forward = tf_internals_bodies.differentiated_by(op)
-            times = iterations(op) or iterations(forward) or stored.ASSUMED_ITERATIONS
+            times = iterations(op) or runs_of(forward or op)
         node = ops[number]
         # What a loop has gathered for its gradient is there besides: of the iteration
         # that runs it is the very same.

@@ -143,18 +143,20 @@ def times_as_deep(
     """
     wanted = times * family.layers(small)
     size = next(n for n in itertools.count(small) if family.layers(n) >= wanted)
+    workload = family.make(size)
     # A budget counts all gradients as held; a step with SGD consumes each at once.
-    allowed = budget_bytes + family.make(size).variables_bytes
+    allowed = budget_bytes + workload.variables_bytes
     for _ in range(_MOST_BUDGETS):
         budget = Budget(bytes=allowed)
         try:
-            candidate = _Candidate.built(family, size, budget)
+            step = build_step(workload, budget)
         except BudgetError as error:
             say(f"{family.name}, {counted(wanted, 'layer')}: {error}")
             break
+        candidate = _Candidate(size, workload, step)
         peak = candidate.peak_bytes()
         depth = counted(family.layers(size), "layer")
-        work = 100 * candidate.step.plan.extra_fraction
+        work = 100 * step.plan.extra_fraction
         say(f"{depth} with a budget, run: {_mib(peak)}, {work:.0f} % more work")
         if peak <= budget_bytes:
             row: Row = {"family": family.name, "layers": family.layers(size)}
@@ -190,7 +192,7 @@ class _Candidate:
     step: Built
 
     @classmethod
-    def built(cls, family: Family, size: int, mode: str | Budget) -> _Candidate:
+    def built(cls, family: Family, size: int, mode: str) -> _Candidate:
         workload = family.make(size)
         return cls(size, workload, build_step(workload, mode))
 

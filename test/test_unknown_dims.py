@@ -95,57 +95,45 @@ def test_with_all_sizes_known_nothing_is_assumed() -> None:
         assert "taken to be" not in msg.last_plan().summary()
 
 
+def planned_layers(
+    checkpoints: Any, rows: int | None = None, **keywords: Any
+) -> msg.Plan:
+    """The plan of eight layers, of which weights make the larger gradients."""
+    with tf.Graph().as_default():
+        y = v1.placeholder(tf.float32, [rows, 64])
+        weights = [tf.constant(fixed(64, 64, seed=n)) for n in range(8)]
+        for w in weights:
+            y = tf.nn.gelu(y @ w)
+        loss = tf.reduce_sum(y)
+        msg.gradients(loss, weights, checkpoints=checkpoints, **keywords)
+        return msg.last_plan()
+
+
 @pytest.mark.parametrize("checkpoints", ["memory", "speed"])
 def test_small_batches_are_not_assumed_where_gradients_dominate(
     checkpoints: str,
 ) -> None:
-    def planned(rows: int | None, **keywords: Any) -> msg.Plan:
-        with tf.Graph().as_default():
-            y = v1.placeholder(tf.float32, [rows, 64])
-            weights = [tf.constant(fixed(64, 64, seed=n)) for n in range(8)]
-            for w in weights:
-                y = tf.nn.gelu(y @ w)
-            loss = tf.reduce_sum(y)
-            msg.gradients(loss, weights, checkpoints=checkpoints, **keywords)
-            return msg.last_plan()
-
-    open_plan, known = planned(None), planned(1024)
+    open_plan, known = planned_layers(checkpoints), planned_layers(checkpoints, 1024)
     assert open_plan.predicted_peak_bytes == known.predicted_peak_bytes
     assert "taken to be 1024" in open_plan.summary()
     # What is said counts.
-    assert planned(None, unknown_dim=64).reading.unknown_dim == 64
+    assert planned_layers(checkpoints, unknown_dim=64).reading.unknown_dim == 64
 
 
 def test_a_share_of_stocks_peak_is_planned_for_the_same_batches() -> None:
     """A number of bytes is not: it is what it is for the batch that is assumed."""
 
-    def planned(checkpoints: str) -> msg.Plan:
-        with tf.Graph().as_default():
-            y = v1.placeholder(tf.float32, [None, 64])
-            weights = [tf.constant(fixed(64, 64, seed=n)) for n in range(8)]
-            for w in weights:
-                y = tf.nn.gelu(y @ w)
-            msg.gradients(tf.reduce_sum(y), weights, checkpoints=checkpoints)
-            return msg.last_plan()
-
-    plan = planned("35%")
-    assert plan.reading.unknown_dim == planned("memory").reading.unknown_dim == 1024
+    plan = planned_layers("35%")
+    assert (
+        plan.reading.unknown_dim == planned_layers("memory").reading.unknown_dim == 1024
+    )
     assert plan.predicted_peak_bytes <= 0.35 * plan.stock_peak_bytes
-    plan = planned("400KiB")
+    plan = planned_layers("400KiB")
     assert plan.reading.unknown_dim == 64
     assert plan.predicted_peak_bytes <= 400 * 2**10
 
 
 def test_a_saved_plan_brings_its_assumption_along() -> None:
-    def planned(checkpoints: Any) -> msg.Plan:
-        with tf.Graph().as_default():
-            y = v1.placeholder(tf.float32, [None, 64])
-            weights = [tf.constant(fixed(64, 64, seed=n)) for n in range(8)]
-            for w in weights:
-                y = tf.nn.gelu(y @ w)
-            msg.gradients(tf.reduce_sum(y), weights, checkpoints=checkpoints)
-            return msg.last_plan()
-
-    plan = planned("memory")
-    again = planned(msg.Plan.from_json(plan.to_json()))
+    plan = planned_layers("memory")
+    again = planned_layers(msg.Plan.from_json(plan.to_json()))
     assert again.predicted_peak_bytes == plan.predicted_peak_bytes
