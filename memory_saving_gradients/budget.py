@@ -36,7 +36,8 @@ class Budget:
     """A limit on the peak of one forward and backward pass.
 
     Counted are activations, all gradients (held to the end) and what recomputation
-    needs, above what rests: without variables and optimizer slots. Give one of:
+    needs, above what rests: without variables and optimizer slots. Give either `bytes`
+    or one or both of `total` and `device`.
 
     Args:
         bytes: The limit itself: a number of bytes, a size such as `"4GiB"` (2^30 bytes
@@ -48,17 +49,23 @@ class Budget:
         device: The device whose memory is meant, such as `"GPU:0"`. Alone, it stands
             for all the memory that TensorFlow may use there; beside `total` it says
             where to look for what rests (the first GPU, if there is one, by default).
+        consumed: Whether each gradient is consumed as soon as it is there, so that
+            those that wait for the caller count nothing, neither here nor in stock's
+            peak. Optimizers do that, but for those that need all gradients at once:
+            for clipping by their global norm, accumulation, loss scaling.
 
     Raises:
         CheckpointError: None or too many are given, or one is nothing of the kind.
 
     Example:
         >>> Budget("40%"), Budget(bytes=500_000_000), Budget(total="8GiB")
+        >>> Budget("4GiB", consumed=True)
     """
 
     bytes: int | str | None = None
     total: int | str | None = None
     device: str | None = None
+    consumed: bool = False
 
     def __post_init__(self) -> None:
         if (self.bytes is None) == (self.total is None and self.device is None):
@@ -103,6 +110,11 @@ class Budget:
         return None if self.total is None else _parsed(self.total)[0]
 
     def __str__(self) -> str:
+        left_out = " for gradients consumed as they come" if self.consumed else ""
+        return f"{self._limit}{left_out}"
+
+    @property
+    def _limit(self) -> str:
         if self.bytes is not None:
             size, share = _parsed(self.bytes)
             if share is not None:

@@ -26,6 +26,7 @@ __all__ = [
     "SavedPlan",
     "Where",
     "hint_of_number",
+    "is_of_who_consumes",
     "is_relative",
     "is_setting",
     "modes_of",
@@ -118,6 +119,15 @@ def is_relative(checkpoints: object) -> bool:
     """
     share = isinstance(checkpoints, Budget) and checkpoints.is_share
     return share or isinstance(checkpoints, Auto)
+
+
+def is_of_who_consumes(checkpoints: object) -> bool:
+    """Whether peaks are those of a caller who consumes each gradient as it comes.
+
+    Args:
+        checkpoints: What was parsed.
+    """
+    return isinstance(checkpoints, Budget | SavedPlan) and checkpoints.consumed
 
 
 def _nearest(value: str, modes: Iterable[str]) -> str:

@@ -23,6 +23,7 @@ from memory_saving_gradients.budgeted import allowance
 from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints
 from memory_saving_gradients.dry_run import Subject
 from memory_saving_gradients.errors import CheckpointError, MemorySavingGradientsError
+from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planners.budget import explored
 from memory_saving_gradients.trials import Trials
 from memory_saving_gradients.wording import columns, percent, sizes_like
@@ -151,14 +152,15 @@ def max_batch_size(
     studies = _Studies(subject)
     first = studies.at(_SMALL[0]).stock
     allowed = allowance(limit, first.stock_peak_bytes, first.reading).bytes
-    stock = studies.row("stock", _peak_of_stock, _STOCK, allowed, _SMALL)
+    exactly = Budget(allowed, consumed=limit.consumed)
+    stock = studies.row("stock", _of_stock, _STOCK, exactly, _SMALL)
     fits = stock.batch_size
     sizes = (fits, _STEP * fits) if fits else _SMALL
     return FittingBatches(
         allowed,
         stock,
-        studies.row("memory", _peak_of_memory, Auto("memory"), allowed, sizes),
-        studies.row("budget", _least_peak, Budget(allowed), allowed, sizes),
+        studies.row("memory", _of_memory, Auto("memory"), exactly, sizes),
+        studies.row("budget", _least, exactly, exactly, sizes),
     )
 
 
@@ -178,18 +180,26 @@ def _limit(budget: Any) -> Budget:
     return limit
 
 
-def _peak_of_stock(trials: Trials) -> int:
-    return trials.stock.stock_peak_bytes
+def _of_stock(trials: Trials, limit: Budget) -> int:
+    return trials.stock.as_asked(limit).stock_peak_bytes
 
 
-def _peak_of_memory(trials: Trials) -> int:
-    return trials.plan(Auto("memory")).predicted_peak_bytes
+def _of_memory(trials: Trials, limit: Budget) -> int:
+    return _peak(trials.plan(Auto("memory")), limit)
 
 
-def _least_peak(trials: Trials) -> int:
+def _least(trials: Trials, limit: Budget) -> int:
     """The lowest peak that the planner of budgets finds."""
-    found = [explored(study.problem, (1,)).least_bytes for study in trials.studies()]
+    problems = [study.as_asked(limit).problem for study in trials.studies()]
+    found = [explored(problem, (1,)).least_bytes for problem in problems]
     return min(least for least in found if least is not None)  # stock is always there
+
+
+def _peak(plan: Plan, limit: Budget) -> int:
+    """The peak of a plan, of whom the budget is for."""
+    if limit.consumed:
+        return plan.predicted_peak_if_consumed_bytes
+    return plan.predicted_peak_bytes
 
 
 class _Studies:
@@ -208,20 +218,21 @@ class _Studies:
     def row(
         self,
         name: str,
-        peak_of: Callable[[Trials], int],
+        peak_of: Callable[[Trials, Budget], int],
         keep: Checkpoints,
-        allowed: int,
+        limit: Budget,
         sizes: tuple[int, int],
     ) -> FittingBatch:
         """The largest batch of a strategy, and its plan."""
-        found = _largest(lambda size: peak_of(self.at(size)), allowed, sizes)
+        allowed = limit.allowed(0)
+        found = _largest(lambda size: peak_of(self.at(size), limit), allowed, sizes)
         if found.fits == 0:
             return FittingBatch(name, 0, 0, 0.0, found.slope, found.start)
         plan = self.at(found.fits).plan(keep)
         return FittingBatch(
             name,
             found.fits,
-            plan.predicted_peak_bytes,
+            _peak(plan, limit),
             plan.extra_fraction,
             found.slope,
             found.start,

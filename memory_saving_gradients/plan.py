@@ -44,6 +44,8 @@ class Plan:
         xla: Whether the graph is compiled by XLA, which schedules for itself.
         budget_bytes: What a budget allowed above rest, in bytes; None without one.
         resting_bytes: What a budget in total found to rest, in bytes; else None.
+        consumed: Whether a budget was for a caller who consumes each gradient as it
+            comes: then all peaks are, and so are `stock` and `timeline`.
         replayed: Whether it was saved before, and not searched for.
         measured: For how many ops `cost` had measured times; None without it.
         rule: How `bodies` save memory under a budget: "stock" (not at all), "speed",
@@ -89,6 +91,7 @@ class Plan:
     schedule: Schedule = field(repr=False)
     reading: Reading = field(repr=False, compare=False)
     bodies: tuple[InsidePlan, ...] = field(default=(), repr=False)
+    consumed: bool = False
     replayed: bool = False
     measured: Coverage | None = None
     rule: str = ""
@@ -153,6 +156,7 @@ class Plan:
             predicted_peak_bytes=self.predicted_peak_bytes,
             extra_fraction=self.extra_fraction,
             budget_bytes=self.budget_bytes,
+            consumed=self.consumed,
             unknown_dim=self.reading.unknown_dim,
             kept=self.kept,
             recomputed=self.recomputed,

@@ -31,6 +31,7 @@ from memory_saving_gradients.checkpoints import (
     Budget,
     Checkpoints,
     SavedPlan,
+    is_of_who_consumes,
     is_relative,
 )
 from memory_saving_gradients.gain import Gain, gain_of
@@ -112,6 +113,7 @@ def rewire(
     if unknown_dim is None and isinstance(checkpoints, SavedPlan):
         unknown_dim = checkpoints.unknown_dim
     study = examine(built, unknown_dim, cost, relative=is_relative(checkpoints))
+    study = study.as_asked(checkpoints)
     decision = _decide(checkpoints, study)
     gradients, rewiring = list(built.gradients), None
     if not decision.reason:
@@ -138,6 +140,7 @@ def plan_of(study: Study, checkpoints: Checkpoints, *, quietly: bool = False) ->
         quietly: Whether nothing is logged, since it is one plan of several.
     """
     started = time.perf_counter()
+    study = study.as_asked(checkpoints)
     decision = _decide(checkpoints, study, quietly)
     elapsed = study.seconds + time.perf_counter() - started
     return _with_bodies(_plan(checkpoints, study, decision, elapsed), study)
@@ -200,7 +203,7 @@ def _reason_for_stock(
 ) -> str:
     """Why the graph is left as it is, or "". What the user selects is obeyed."""
     problem = study.problem
-    if not problem.buffers.graph.results:
+    if not study.reading.graph.results:
         return "none of the `xs` reaches the `ys`, so that every gradient is None"
     if isinstance(checkpoints, SavedPlan):
         return checkpoints.reason
@@ -252,6 +255,7 @@ def _plan(
         schedule=schedule,
         measured=study.coverage,
         reading=reading,
+        consumed=is_of_who_consumes(checkpoints),
         replayed=saved is not None,
     )
 

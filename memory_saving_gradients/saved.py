@@ -39,6 +39,7 @@ class SavedPlan:
         predicted_peak_bytes: In bytes above rest.
         extra_fraction: Of forward and backward work.
         budget_bytes: In bytes above rest; None without a budget.
+        consumed: As in `Plan`.
         unknown_dim: What an unknown dimension was taken to be.
         kept: Names of the kept tensors, in graph order.
         recomputed: Names of the recomputed ops, in graph order.
@@ -54,6 +55,7 @@ class SavedPlan:
     predicted_peak_bytes: int
     extra_fraction: float
     budget_bytes: int | None
+    consumed: bool
     unknown_dim: int
     kept: tuple[str, ...]
     recomputed: tuple[str, ...]
@@ -89,9 +91,10 @@ class SavedPlan:
         names = [field.name for field in fields(cls)]
         _require(sorted(values) == sorted(names), _misfit(values, names))
         for name, kind in _KINDS.items():
+            value = values[name]
+            is_other = isinstance(value, bool) and kind is not bool
             _require(
-                isinstance(values[name], kind) and not isinstance(values[name], bool),
-                f"{name!r} is {_short(values[name])}",
+                isinstance(value, kind) and not is_other, f"{name!r} is {_short(value)}"
             )
         for name in ("kept", "recomputed", "reruns", "graph"):
             wrong = [_short(v) for v in values[name] if not isinstance(v, str)]
@@ -111,6 +114,7 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("stock_peak_bytes", "predicted_peak_bytes", "unknown_dim"), int),
     "extra_fraction": int | float,
     "budget_bytes": int | None,
+    "consumed": bool,
     **dict.fromkeys(("kept", "recomputed", "reruns", "graph"), list),
 }
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from memory_saving_gradients import tf_internals, user_code
 from memory_saving_gradients.buffers import Buffers
+from memory_saving_gradients.checkpoints import Checkpoints, is_of_who_consumes
 from memory_saving_gradients.inside_plan import InsidePlan
 from memory_saving_gradients.measured import Coverage, Measured
 from memory_saving_gradients.order import backward_order
@@ -136,6 +137,14 @@ class Study:
             consumed + spared,
             buffers.graph.seconds - inside,
         )
+
+    def as_asked(self, checkpoints: Checkpoints) -> Study:
+        """What planning for these checkpoints needs: who consumes each gradient as it
+        comes has a problem, and a stock, without those that wait."""
+        if not is_of_who_consumes(checkpoints):
+            return self
+        stock = replace(self.stock, peak_bytes=self.stock.peak_if_consumed_bytes)
+        return replace(self, problem=self.problem.if_consumed, known=stock)
 
     @property
     def is_full_of_gradients(self) -> bool:

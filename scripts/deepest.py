@@ -144,10 +144,9 @@ def times_as_deep(
     wanted = times * family.layers(small)
     size = next(n for n in itertools.count(small) if family.layers(n) >= wanted)
     workload = family.make(size)
-    # A budget counts all gradients as held; a step with SGD consumes each at once.
-    allowed = budget_bytes + workload.variables_bytes
+    allowed = budget_bytes
     for _ in range(_MOST_BUDGETS):
-        budget = Budget(bytes=allowed)
+        budget = Budget(bytes=allowed, consumed=True)  # SGD applies each at once
         try:
             step = build_step(workload, budget)
         except BudgetError as error:

@@ -130,6 +130,7 @@ def test_the_same_graph_without_a_planner(
         "extra_fraction",
         "extra_seconds",
         "budget_bytes",
+        "consumed",
         "schedule",
         "timeline",
     ):
@@ -363,6 +364,7 @@ def test_the_text_is_for_people():
         "predicted_peak_bytes",
         "extra_fraction",
         "budget_bytes",
+        "consumed",
         "unknown_dim",
         "kept",
         "recomputed",

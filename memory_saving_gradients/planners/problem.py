@@ -80,6 +80,12 @@ class Problem:
         """Its peak."""
         return self.stock.peak_bytes
 
+    @cached_property
+    def if_consumed(self) -> Problem:
+        """The same problem of a caller who consumes each gradient as it comes."""
+        nobody_waits = replace(self.buffers.graph, results=())
+        return replace(self, buffers=Buffers(nobody_waits, self.buffers.backward))
+
     @property
     def effort(self) -> int:
         """How many simulated steps planning may look at: linear in the graph."""
