@@ -17,12 +17,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
 
 from memory_saving_gradients import (
-    op_types,
     tf_internals,
     tf_internals_bodies,
     tf_internals_loops,
@@ -48,15 +48,14 @@ from memory_saving_gradients.split import (
     seek,
     split_loop,
 )
-from memory_saving_gradients.stored import bytes_of
 from memory_saving_gradients.study import UNKNOWN_DIM
 from memory_saving_gradients.trip_counts import (
     ASSUMED_ITERATIONS,
     iterations,
     may_end_early,
-    runs_of,
     split_of,
 )
+from memory_saving_gradients.volume import Volumes
 
 __all__ = [
     "Within",
@@ -86,14 +85,16 @@ class Within:
     graph: tf.Graph | None = None
     plans: list[InsidePlan] = field(default_factory=list)
     _loops: list[tuple[Inside, tf.Graph]] = field(default_factory=list)
-    _sizes: dict[int, int] = field(default_factory=dict)
-    _bodies: list[tf.Graph] = field(default_factory=list)  # keeps ids of `_sizes` valid
     _whole: dict[int, tuple[tf.Graph, str]] = field(default_factory=dict)
 
     @property
     def unknown_dim(self) -> int:
         """What an unknown dimension is taken to be."""
         return (self.setting and self.setting.unknown_dim) or UNKNOWN_DIM
+
+    @cached_property
+    def _volumes(self) -> Volumes:
+        return Volumes(self.unknown_dim)
 
     def checkpoints(self, body: tf.Graph) -> Checkpoints:
         """What to keep in a body."""
@@ -184,26 +185,10 @@ class Within:
         around = self._loops[-1][1] if self._loops else self.graph
         if around is None:
             return _ASSUMED_BODIES
-        own = self._bytes(body)
-        alike = max(round(self._bytes(around) / own), 1) if own else 1
+        own = self._volumes.of(body)
+        alike = max(round(self._volumes.of(around) / own), 1) if own else 1
         # Calls are replayed, and what they keep with them: √n of n are there at a time.
         return alike if tf_internals_bodies.branches(body) > 1 else math.isqrt(alike)
-
-    def _bytes(self, graph: tf.Graph) -> int:
-        """Bytes of all that one run of a graph computes, bodies included."""
-        unknown_dim = self.unknown_dim
-        if id(graph) not in self._sizes:
-            self._sizes[id(graph)] = 0  # against recursion
-            self._bodies.append(graph)
-            total = 0
-            for op in graph.get_operations():
-                if op.type in op_types.CALL_TYPES:
-                    for body in tf_internals_bodies.bodies_of(op):
-                        total += runs_of(op) * self._bytes(body)
-                elif op.type not in op_types.ALIAS_TYPES | op_types.RESTING_TYPES:
-                    total += sum(bytes_of(t, unknown_dim) for t in op.outputs)
-            self._sizes[id(graph)] = total
-        return self._sizes[id(graph)]
 
 
 class _Here(threading.local):

@@ -35,10 +35,9 @@ from memory_saving_gradients.body_rules import (
 from memory_saving_gradients.checkpoints import Budget, SavedPlan
 from memory_saving_gradients.every import marked
 from memory_saving_gradients.scratch import copied
-from memory_saving_gradients.stored import bytes_of
 from memory_saving_gradients.study import UNKNOWN_DIM, Study
 from memory_saving_gradients.trials import Trials
-from memory_saving_gradients.trip_counts import runs_of
+from memory_saving_gradients.volume import Volumes
 
 __all__ = ["rehearsed", "studied"]
 
@@ -134,22 +133,5 @@ def _matters(graph: tf.Graph) -> bool:
     """Whether bodies compute much of what the graph does."""
     if all(op.type not in op_types.CALL_TYPES for op in graph.get_operations()):
         return False
-    inside, around = _computed(graph, {})
+    inside, around = Volumes(UNKNOWN_DIM).inside_and_around(graph)
     return _LITTLE * inside > around
-
-
-def _computed(graph: tf.Graph, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Bytes of what is computed inside of bodies, and in the graph around."""
-    if id(graph) in known:
-        return known[id(graph)]
-    known[id(graph)] = inside, around = 0, 0  # against recursion
-    for op in graph.get_operations():
-        if op.type in op_types.CALL_TYPES:
-            for body in tf_internals_bodies.bodies_of(op):
-                inside += runs_of(op) * sum(_computed(body, known))
-        elif op.type not in op_types.ALIAS_TYPES | op_types.RESTING_TYPES:
-            around += sum(
-                bytes_of(t, UNKNOWN_DIM) for t in op.outputs if t.dtype.is_floating
-            )
-    known[id(graph)] = inside, around
-    return inside, around

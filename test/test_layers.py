@@ -42,6 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("trip_counts", "twins"),
     ("stored",),
+    ("volume",),
     ("every",),
     ("split", "body_rules"),
     ("control_flow_v1", "tf_shapes", "replicas", "resources", "pins"),
