@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from mem_util.errors import NoMemoryDataError, counted
 
@@ -162,6 +163,26 @@ class Timeline:
         """Seconds since `origin_ns` (the first record by default) and live bytes."""
         origin = self.times_ns[0] if origin_ns is None else origin_ns
         return [(t - origin) * 1e-9 for t in self.times_ns], list(self.live_bytes)
+
+    def requested_curve(self) -> tuple[list[int], list[int]]:
+        """Times in nanoseconds, and from each on the bytes alive that ops asked for.
+
+        Chunks may be up to twice as large as what was asked for, this takes them to be
+        exactly that. What was alive before the trace is left out, also when it goes.
+        """
+        changes = []
+        for buffer in self.buffers:
+            requested = buffer.bytes - buffer.slack_bytes
+            changes.append((buffer.start_ns, -requested))
+            if buffer.end_ns is not None:
+                changes.append((buffer.end_ns, requested))
+        changes.sort()  # at equal times memory is taken first: step 1 above
+        return [time for time, _ in changes], list(accumulate(-n for _, n in changes))
+
+    @property
+    def requested_bytes(self) -> int:
+        """Most bytes alive at once that ops asked for, without rest."""
+        return max(self.requested_curve()[1], default=0)
 
 
 def build_timeline(

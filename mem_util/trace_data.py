@@ -92,6 +92,12 @@ class Trace:
         }
 
     @property
+    def requested_bytes(self) -> dict[str, int]:
+        """`above_rest_bytes` if the allocator had handed out no more than was asked
+        for. It varies less, most of all where XLA asks for one large block."""
+        return {name: line.requested_bytes for name, line in self.timelines.items()}
+
+    @property
     def origin_ns(self) -> int:
         """The first moment of the trace, which pictures count from."""
         starts = [line.times_ns[0] for line in self.timelines.values()]

@@ -8,7 +8,8 @@ Each way trains the same model, from the same weights and seeds, on the same bat
   recompute_grad    cut into blocks, each within `tf.recompute_grad`
   memory, speed     `memory_saving_gradients.memory_saving(model, mode)`
 
-  peak        allocator peak of a step over rest (worst of the runs), and of stock's
+  peak        allocator peak of a step over rest (worst of the runs), and of stock's;
+              with --jit what was asked for, see bench_models.py
   time        seconds of the step over stock's, A and B in turn: median (least-most)
   gradients   largest difference of any gradient from stock's in the first step, which
               Grappler's meta-optimizer does not touch, on the scale of that variable's
@@ -82,7 +83,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def bench(name: str, options: argparse.Namespace) -> list[Row]:
     """The rows of one model: stock first, then each peer against it."""
-    from measuring import peak_bytes, without_meta_optimizer
+    from measuring import peaks_of, without_meta_optimizer
     from peers import PEERS as WAYS
     from peers import compiled
 
@@ -92,7 +93,7 @@ def bench(name: str, options: argparse.Namespace) -> list[Row]:
     with without_meta_optimizer():
         stock.step()
     first = (stock.gradients(), before, stock.state_values())
-    peak = peak_bytes(stock.step, options.runs)
+    peak = peaks_of(stock.step, options.runs, options.jit)
     rows: list[Row] = [{"model": name, "peer": "stock", "peak_bytes": asdict(peak)}]
     for peer in options.peers:
         say(f"{name}: {peer}")
@@ -112,7 +113,7 @@ def _compared(rival: Any, stock: Any, first: Any, options: argparse.Namespace) -
     from measuring import (
         largest_difference,
         paired_ratios,
-        peak_bytes,
+        peaks_of,
         without_meta_optimizer,
     )
 
@@ -124,7 +125,7 @@ def _compared(rival: Any, stock: Any, first: Any, options: argparse.Namespace) -
     # Not `difference > limit`: NaN is wrong, too.
     row: Row = {"difference": difference, "wrong": not difference <= limit}
     row |= _state(before, after, rival.state_values())
-    row["peak_bytes"] = asdict(peak_bytes(rival.step, options.runs))
+    row["peak_bytes"] = asdict(peaks_of(rival.step, options.runs, options.jit))
     _, ratio = paired_ratios(stock.step, rival.step, options.pairs)
     return row | {"time_of_stock": asdict(ratio)}
 

@@ -31,6 +31,8 @@ __all__ = [
     "largest_difference",
     "paired_ratios",
     "peak_bytes",
+    "peaks_of",
+    "requested_bytes",
     "seconds_in_turn",
     "session_peak_bytes",
     "take_gradients",
@@ -138,6 +140,21 @@ def peak_bytes(run: Callable[[], Any], runs: int = 10) -> Spread:
         run()
         peaks.append(tf.config.experimental.get_memory_info(CPU)["peak"] - rest)
     return Spread.of(peaks)
+
+
+def requested_bytes(run: Callable[[], Any], runs: int = 2) -> Spread:
+    """What several runs asked the allocator for at their peaks, over rest.
+
+    A step that XLA has compiled asks for one block, and is handed out a chunk that may
+    be twice as large: what the allocator counts then says little about the step.
+    """
+    traces = [mem_util.trace(run) for _ in range(runs)]
+    return Spread.of([trace.requested_bytes["/cpu:0"] for trace in traces])
+
+
+def peaks_of(run: Callable[[], Any], runs: int, jit: bool) -> Spread:
+    """The peaks of several runs over rest, of whatever tells more of the step."""
+    return requested_bytes(run, runs) if jit else peak_bytes(run, runs)
 
 
 def session_peak_bytes(make: Callable[[], Workload], mode: str, runs: int = 3) -> int:

@@ -27,7 +27,6 @@ __all__ = [
     "Disagreement",
     "Overlay",
     "overlay",
-    "requested_curve",
     "simulated_levels",
     "step_names",
 ]
@@ -147,22 +146,6 @@ def simulated_levels(
     return np.array(simulate_stock(buffers).live_bytes)
 
 
-def requested_curve(timeline: mem_util.Timeline) -> tuple[np.ndarray, np.ndarray]:
-    """Times in nanoseconds, and the requested bytes alive from each on, over rest.
-
-    What was alive before the trace and is freed in it counts as rest throughout.
-    """
-    changes = []
-    for buffer in timeline.buffers:
-        requested = buffer.bytes - buffer.slack_bytes
-        changes.append((buffer.start_ns, -requested))
-        if buffer.end_ns is not None:
-            changes.append((buffer.end_ns, requested))
-    # At equal times memory is taken before it is given back, as in `mem_util`.
-    ordered = np.array(sorted(changes), dtype=np.int64).reshape(-1, 2)
-    return ordered[:, 0], np.cumsum(-ordered[:, 1])
-
-
 def overlay(plan: Any, trace: mem_util.Trace, device: str = "/cpu:0") -> Overlay:
     """Lays a traced run of the gradients over the simulated one.
 
@@ -174,7 +157,7 @@ def overlay(plan: Any, trace: mem_util.Trace, device: str = "/cpu:0") -> Overlay
     names = step_names(plan)
     graph, steps = plan.reading.graph, plan.timeline.steps
     timeline = trace.timeline(device)
-    times, levels = requested_curve(timeline)
+    times, levels = map(np.array, timeline.requested_curve())
     top = int(levels.argmax())
     chunks = timeline.peak_bytes - timeline.rest_bytes
     return Overlay(

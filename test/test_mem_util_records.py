@@ -227,3 +227,12 @@ def test_what_cannot_be_measured():
 def test_a_path_that_names_no_file(path):
     with pytest.raises(ValueError, match="must name a file"):
         plot_memory_timeline(path, None, None)
+
+
+def test_requested_bytes_are_without_slack_and_rest():
+    records = [Record(10, 100, "a", 1, 30), Record(20, 50, "b", 2), Record(30, -100)]
+    records[2] = Record(30, -100, key=1)
+    line = build_timeline("/cpu:0", records, rest_bytes=1000)
+    assert line.requested_curve() == ([10, 20, 30], [70, 120, 50])
+    assert line.requested_bytes == 120
+    assert Timeline("/cpu:0", (), (), (), ()).requested_bytes == 0

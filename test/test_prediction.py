@@ -17,7 +17,6 @@ from models import chain
 from prediction import (
     _levels_while_running,
     overlay,
-    requested_curve,
     simulated_levels,
     step_names,
 )
@@ -46,7 +45,8 @@ def test_prediction_of_a_chain_is_what_is_traced(chain_overlay):
 
 def test_the_first_op_of_a_run_has_a_level():
     records = [Record(12, 100, "a", 1), Record(20, 50, "b", 2), Record(30, -100, key=1)]
-    times, levels = requested_curve(build_timeline("/cpu:0", records))
+    curve = build_timeline("/cpu:0", records).requested_curve()
+    times, levels = map(np.array, curve)
     spans = [Span(name, "Op", "/cpu:0", "", *ends) for name, *ends in RUNS]
     found = _levels_while_running(spans, ["a", "c", "b", "d"], times, levels)
     np.testing.assert_array_equal(found, [100, np.nan, 150, 0])
@@ -77,14 +77,6 @@ def test_simulation_can_leave_out_what_nobody_sees(chain_overlay):
     assert simulated_levels(plan, stock=True).max() == plan.stock_peak_bytes
     assert simulated_levels(plan, least_bytes=2 * MIB).max() == 0
     assert simulated_levels(plan, holds_gradients=False)[-1] <= 3 * MIB
-
-
-def test_requested_bytes_are_without_slack():
-    records = [Record(10, 100, "a", 1, 30), Record(20, 50, "b", 2), Record(30, -100)]
-    records[2] = Record(30, -100, key=1)
-    times, levels = requested_curve(build_timeline("/cpu:0", records))
-    assert times.tolist() == [10, 20, 30]
-    assert levels.tolist() == [70, 120, 50]
 
 
 def test_prediction_is_drawn(tmp_path: Path, chain_overlay):

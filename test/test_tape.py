@@ -260,9 +260,8 @@ def test_the_peak_falls(jit: bool) -> None:
                 loss = tf.reduce_mean(dense_layers(x, ws) ** 2)
             return recording.gradient(loss, ws)
 
-        # XLA's threads race for an activation: 0.61 was seen on a busy machine.
-        runs = [mem_util.measure(step) for _ in range(3 if jit else 1)]
-        return min(run.above_rest_bytes["/cpu:0"] for run in runs)
+        # XLA asks for one block, and may be handed out one that is twice as large.
+        return mem_util.trace(step).requested_bytes["/cpu:0"]
 
     assert peak(msg.GradientTape) < 0.6 * peak(tf.GradientTape)
 
