@@ -28,8 +28,8 @@ from memory_saving_gradients.planners.storage import least_held
 from memory_saving_gradients.schedule import (
     Schedule,
     least_significant,
-    loosened,
     make_schedule,
+    tied,
 )
 from memory_saving_gradients.simulate import simulate
 from memory_saving_gradients.tf_read import Reading
@@ -105,11 +105,11 @@ def planned_inside(
             candidates.append(PLANNERS[wish.checkpoints.mode](problem))
     found = []
     for order, kept in enumerate(candidates):
-        schedule = make_schedule(buffers, kept, seeds=starts)
+        schedule = make_schedule(buffers, kept)
         held = sum(buffers.size[t] for t in schedule.kept if buffers.pinned(t) is None)
         peak = simulate(buffers, schedule).peak_bytes
         significant_bytes = least_significant(buffers, peak)
-        schedule = loosened(buffers, schedule, starts, significant_bytes)
+        schedule = tied(buffers, schedule, starts, significant_bytes)
         found.append(((wish.times - 1) * held + peak, order, schedule))
     return min(found, key=lambda entry: entry[:2])[-1]
 

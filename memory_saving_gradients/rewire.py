@@ -42,9 +42,9 @@ from memory_saving_gradients.schedule import (
     Schedule,
     Step,
     least_significant,
-    loosened,
     make_schedule,
     seconds_again,
+    tied,
 )
 from memory_saving_gradients.simulate import Timeline, simulate
 from memory_saving_gradients.study import StockGradient, Study, examine
@@ -164,17 +164,12 @@ def _decide(checkpoints: Checkpoints, study: Study, quietly: bool = False) -> _D
         )
     else:
         choice = Choice(selection.select(checkpoints, problem, reading, study.graph))
-    schedule = make_schedule(
-        buffers,
-        choice.kept,
-        seeds=study.starts,
-        reruns=choice.reruns,
-    )
+    schedule = make_schedule(buffers, choice.kept, reruns=choice.reruns)
     if isinstance(checkpoints, SavedPlan):
         replay.require_same_work(checkpoints, schedule, reading)
     timeline = simulate(buffers, schedule)
     significant_bytes = least_significant(buffers, timeline.peak_bytes)
-    schedule = loosened(buffers, schedule, study.starts, significant_bytes)
+    schedule = tied(buffers, schedule, study.starts, significant_bytes)
     extra = seconds_again(reading.graph, schedule)
     gain = gain_of(buffers, choice.kept, stock, timeline, extra)
     if choice.reruns is not None:

@@ -20,13 +20,13 @@ The algorithm:
    first step that needs it. On a chain this is exactly recomputation by segments; on
    other graphs it needs no segments. (A planner may say otherwise, `reruns`, if ops
    shall run more than twice: then a step reads the newest copy made before it.)
-3. `make_schedule`: steps in order; each waits for the one before it on the same
-   device, even if it reads from it (Grappler moves data edges). A copy waits, too, for
-   gradients that come from another device, and whatever has a device for the step
-   before it that has none.
-4. `loosened`: a tie costs time, so backward ops whose buffers are too small to move the
-   peak run when they like. What is small hangs on the peak of the plan and not on
-   stock's: the deeper a network, the further these two are apart.
+3. `make_schedule`: the steps in order.
+4. `tied`: each waits for the one before it on the same device, even if it reads from it
+   (Grappler moves data edges). A copy waits, too, for gradients that come from another
+   device, and whatever has a device for the step before it that has none. A tie costs
+   time, so backward ops whose buffers are too small to move the peak run when they
+   like. What is small hangs on the peak of the plan and not on stock's: the deeper a
+   network, the further these two are apart.
 
 Linear up to the logarithm of a heap.
 
@@ -54,10 +54,10 @@ __all__ = [
     "copy_slots",
     "lay_out",
     "least_significant",
-    "loosened",
     "make_schedule",
     "next_backward",
     "seconds_again",
+    "tied",
 ]
 
 NEVER = 1 << 60
@@ -89,7 +89,8 @@ class Schedule:
 
     Attributes:
         steps: All steps in order.
-        ties: Pairs of indices into `steps`: the first waits for the second.
+        ties: Pairs of indices into `steps`: the first waits for the second. None until
+            the schedule is `tied`.
         kept: The tensors whose original buffers backward ops and copies read.
     """
 
@@ -161,15 +162,13 @@ def make_schedule(
     buffers: Buffers,
     kept: Set[int],
     *,
-    seeds: Set[int] = frozenset(),
     reruns: Mapping[int, Sequence[int]] | None = None,
 ) -> Schedule:
-    """Lays out the backward pass for a selection and ties it down.
+    """Lays out the backward pass for a selection; `tied` makes its order binding.
 
     Args:
         buffers: The buffer view of the graph.
         kept: Ids of the tensors that are kept.
-        seeds: Ids of the backward ops that everything starts from.
         reruns: For each slot the positions whose ops are copied before it, ascending,
             where an op is to be copied more than once (see `planners.nested`); None
             for what `copy_slots` says.
@@ -186,19 +185,18 @@ def make_schedule(
     held = frozenset(
         t for t in needed if t in kept or buffers.graph.tensors[t].op not in redone
     )
-    ties = _ties(buffers, steps, seeds)
-    return Schedule(steps, tuple(ties), held)
+    return Schedule(steps, (), held)
 
 
-def loosened(
-    buffers: Buffers, schedule: Schedule, seeds: Set[int], significant_bytes: int
+def tied(
+    buffers: Buffers, schedule: Schedule, seeds: Set[int], significant_bytes: int = 0
 ) -> Schedule:
-    """The schedule without the ties of backward ops that touch only small buffers.
+    """The schedule with its ties, but for backward ops that touch only small buffers.
 
     Args:
         buffers: The buffer view of the graph.
-        schedule: All tied down.
-        seeds: As in `make_schedule`.
+        schedule: Not tied yet.
+        seeds: Ids of the backward ops that everything starts from.
         significant_bytes: The size of the least buffer that is not small.
     """
     ties = _ties(buffers, schedule.steps, seeds, significant_bytes)
@@ -230,9 +228,9 @@ def _ties(
     buffers: Buffers,
     steps: tuple[Step, ...],
     seeds: Set[int],
-    significant_bytes: int = 0,
+    significant_bytes: int,
 ) -> list[tuple[int, int]]:
-    """Step 3 of the module's outline, left out where all buffers are smaller."""
+    """Step 4 of the module's outline, left out where all buffers are smaller."""
     ops = buffers.graph.ops
     ties: list[tuple[int, int]] = []
     start: int | None = None

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from hand_graphs import ZOO, chain, seeds_of, unet, view
+from hand_graphs import ZOO, chain, unet, view
 from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import random_graph, training_graphs
@@ -39,7 +39,7 @@ def problem_of(graph: TrainingGraph) -> Problem:
 def peak_and_time(problem: Problem, kept: frozenset[int]) -> tuple[int, float]:
     """What the definition of the model says of a selection, not the incremental one."""
     buffers = problem.buffers
-    schedule = make_schedule(buffers, kept, seeds=seeds_of(buffers.graph))
+    schedule = make_schedule(buffers, kept)
     seconds = sum(buffers.graph.ops[op].seconds for op in schedule.recomputed)
     return simulate(buffers, schedule).peak_bytes, seconds
 
@@ -202,9 +202,7 @@ def test_minimum_cut_is_that_of_all_selections(graph: TrainingGraph, worth: floa
         held = sum(size[t] for t in kept - problem.always_kept)
         return held + sum(
             round(worth * problem.buffers.graph.ops[op].seconds)
-            for op in make_schedule(
-                problem.buffers, kept, seeds=seeds_of(graph)
-            ).recomputed
+            for op in make_schedule(problem.buffers, kept).recomputed
         )
 
     subsets = (

@@ -29,7 +29,7 @@ from tf_helpers import assert_same_bits
 
 from memory_saving_gradients import inside
 from memory_saving_gradients.buffers import Buffers
-from memory_saving_gradients.schedule import Schedule, make_schedule
+from memory_saving_gradients.schedule import Schedule, make_schedule, tied
 from memory_saving_gradients.tf_read import Reading
 
 pytestmark = pytest.mark.usefixtures("no_meta_optimizer")
@@ -65,7 +65,7 @@ def keep_some(monkeypatch: pytest.MonkeyPatch, share: float, salt: int) -> list[
             and _luck(tensor.name, salt) < share
         }
         kept.extend(reading.graph.tensors[t].name for t in chosen)
-        return make_schedule(buffers, chosen, seeds=starts)
+        return tied(buffers, make_schedule(buffers, chosen), starts)
 
     monkeypatch.setattr(inside, "planned_inside", planned)
     return kept
@@ -145,7 +145,7 @@ def test_one_output_of_an_op_is_kept_and_another_recomputed(
         names = {f"recompute/while/{name}" for name in kept}
         chosen = {t.id for t in reading.graph.tensors if t.name in names}
         assert len(chosen) == len(kept)
-        return make_schedule(buffers, chosen, seeds=starts)
+        return tied(buffers, make_schedule(buffers, chosen), starts)
 
     stock, _ = stepping(lstm, "stock")
     monkeypatch.setattr(inside, "planned_inside", planned)

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from hand_graphs import ZOO, chain, seeds_of, unet, view
+from hand_graphs import ZOO, chain, unet, view
 from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import training_graphs
@@ -31,9 +31,7 @@ def problem_of(graph: TrainingGraph) -> Problem:
 
 def scheduled(problem: Problem, plan: Nested) -> Schedule:
     buffers = problem.buffers
-    return make_schedule(
-        buffers, plan.kept, seeds=seeds_of(buffers.graph), reruns=plan.reruns
-    )
+    return make_schedule(buffers, plan.kept, reruns=plan.reruns)
 
 
 def assert_legal(problem: Problem, schedule: Schedule) -> None:

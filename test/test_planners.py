@@ -22,7 +22,6 @@ from hand_graphs import (
     normalised_chain,
     pinned_chain,
     residual_blocks,
-    seeds_of,
     two_towers,
     unet,
     view,
@@ -63,7 +62,7 @@ def problem_of(graph: TrainingGraph) -> Problem:
 
 def scheduled(problem: Problem, kept: frozenset[int]) -> Schedule:
     buffers = problem.buffers
-    return make_schedule(buffers, kept, seeds=seeds_of(buffers.graph))
+    return make_schedule(buffers, kept)
 
 
 def peak(problem: Problem, kept: frozenset[int]) -> int:

@@ -30,8 +30,8 @@ from memory_saving_gradients.schedule import (
     Step,
     copy_slots,
     least_significant,
-    loosened,
     make_schedule,
+    tied,
 )
 from memory_saving_gradients.simulate import simulate, simulate_stock
 
@@ -44,9 +44,8 @@ def scheduled(
     """A graph's schedule under a random selection, and that selection."""
     buffers = view(graph)
     kept = random_selection(buffers, rng)
-    schedule = make_schedule(buffers, kept, seeds=seeds_of(graph))
-    if significant_bytes:
-        schedule = loosened(buffers, schedule, seeds_of(graph), significant_bytes)
+    schedule = make_schedule(buffers, kept)
+    schedule = tied(buffers, schedule, seeds_of(graph), significant_bytes)
     return buffers, schedule, kept
 
 
@@ -272,7 +271,9 @@ def test_chain_is_recomputed_by_segments():
     t4 and t5 are made again for t5's gradient, from t3; t1 and t2 for t2's.
     """
     graph = chain(6)
-    schedule = make_schedule(view(graph), frozenset({3}), seeds=seeds_of(graph))
+    buffers = view(graph)
+    schedule = make_schedule(buffers, frozenset({3}))
+    schedule = tied(buffers, schedule, seeds_of(graph))
     spelled = [
         ("copy " if step.copy else "") + graph.ops[step.op].name
         for step in schedule.steps
@@ -305,7 +306,8 @@ def test_chain_of_copies_has_slots_of_their_first_reader():
 def test_towers_on_two_devices_are_tied_each_for_itself():
     graph = two_towers(4, 4)
     buffers = view(graph)
-    schedule = make_schedule(buffers, frozenset(), seeds=seeds_of(graph))
+    schedule = make_schedule(buffers, frozenset())
+    schedule = tied(buffers, schedule, seeds_of(graph))
     device = [graph.ops[step.op].device for step in schedule.steps]
     start = next(i for i, s in enumerate(schedule.steps) if s.op in seeds_of(graph))
     crossing = [
@@ -323,11 +325,11 @@ def test_small_steps_run_when_they_like():
     graph = chain([10_000, 1, 1, 10_000, 1])
     buffers = view(graph)
     kept = frozenset(questionable(buffers))
-    schedule = make_schedule(buffers, kept, seeds=seeds_of(graph))
-    schedule = loosened(buffers, schedule, seeds_of(graph), 5000)
-    tied = {graph.ops[schedule.steps[i].op].name for tie in schedule.ties for i in tie}
-    assert tied <= {"seed", "op4_grad", "op1_grad", "op5_grad", "op2_grad"}
-    assert "op3_grad" not in tied
+    schedule = make_schedule(buffers, kept)
+    schedule = tied(buffers, schedule, seeds_of(graph), 5000)
+    names = {graph.ops[schedule.steps[i].op].name for tie in schedule.ties for i in tie}
+    assert names <= {"seed", "op4_grad", "op1_grad", "op5_grad", "op2_grad"}
+    assert "op3_grad" not in names
 
 
 def test_many_small_buffers_are_as_significant_as_a_large_one():
@@ -404,9 +406,9 @@ def test_names_make_no_difference(graph: TrainingGraph, rng: random.Random):
 def test_tensor_ids_make_no_difference(graph: TrainingGraph, rng: random.Random):
     _, schedule, kept = scheduled(graph, rng)
     other, new = renumbered(graph, rng)
-    moved = make_schedule(
-        view(other), frozenset(new[t] for t in kept), seeds=seeds_of(other)
-    )
+    buffers = view(other)
+    moved = make_schedule(buffers, frozenset(new[t] for t in kept))
+    moved = tied(buffers, moved, seeds_of(other))
     assert moved.steps == schedule.steps
     assert set(moved.ties) == set(schedule.ties)
     assert moved.kept == {new[t] for t in schedule.kept}
@@ -435,14 +437,14 @@ sys.path.insert(0, here)
 from hand_graphs import ZOO, seeds_of, view
 from random_graphs import random_graph
 from memory_saving_gradients.planners import PLANNERS, Problem
-from memory_saving_gradients.schedule import make_schedule
+from memory_saving_gradients.schedule import make_schedule, tied
 graphs = [make() for make in ZOO.values()]
 graphs += [random_graph(random.Random(seed)) for seed in range(30)]
 for graph in graphs:
     buffers = view(graph)
     for name, plan in PLANNERS.items():
         kept = plan(Problem(buffers))
-        schedule = make_schedule(buffers, kept, seeds=seeds_of(graph))
+        schedule = tied(buffers, make_schedule(buffers, kept), seeds_of(graph))
         print(name, sorted(kept), schedule.steps, schedule.ties)
 assert "tensorflow" not in sys.modules
 """

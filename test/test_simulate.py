@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hand_graphs import ZOO, Builder, chain, seeds_of, two_towers, view
+from hand_graphs import ZOO, Builder, chain, two_towers, view
 from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import random_selection, training_graphs
@@ -30,7 +30,7 @@ def forward_bytes(b: Builder, *targets: int) -> tuple[int, ...]:
 
 def rewired(graph: TrainingGraph, kept: frozenset[int]) -> Timeline:
     buffers = view(graph)
-    return simulate(buffers, make_schedule(buffers, kept, seeds=seeds_of(graph)))
+    return simulate(buffers, make_schedule(buffers, kept))
 
 
 # -- chains ----------------------------------------------------------------------------
