@@ -56,6 +56,7 @@ __all__ = [
     "least_significant",
     "make_schedule",
     "next_backward",
+    "reads_what_is_there",
     "seconds_again",
     "tied",
 ]
@@ -186,6 +187,21 @@ def make_schedule(
         t for t in needed if t in kept or buffers.graph.tensors[t].op not in redone
     )
     return Schedule(steps, (), held)
+
+
+def reads_what_is_there(buffers: Buffers, schedule: Schedule) -> bool:
+    """Whether each step reads only what is kept, or was copied before it.
+
+    The original of what is copied is gone by then: nobody may read it.
+    """
+    redone = schedule.runs
+    gone = {t for op in redone for t in buffers.makes[op]} - schedule.kept
+    for step in schedule.steps:
+        if not gone.isdisjoint(buffers.reads[step.op]):
+            return False
+        if step.copy:
+            gone.difference_update(buffers.makes[step.op])
+    return True
 
 
 def tied(

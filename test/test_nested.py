@@ -161,6 +161,32 @@ def least(share: float) -> msg.Budget:
     return msg.Budget(int(share * msg.last_plan().predicted_peak_bytes))
 
 
+def test_a_u_net_below_its_floor_is_written():
+    """Changes that are sound one by one may not be so together."""
+    keras = tf.keras
+    layers = keras.layers
+    inputs = x = keras.Input([64, 64, 3])
+    skips = []
+    for filters in (16, 32, 64):
+        x = layers.Conv2D(filters, 3, padding="same")(x)
+        skips.append(layers.ReLU()(layers.BatchNormalization()(x)))
+        x = layers.MaxPool2D()(skips[-1])
+    for filters in (64, 32, 16):
+        x = layers.Concatenate()([layers.UpSampling2D()(x), skips.pop()])
+        x = layers.Conv2D(filters, 3, padding="same", activation="gelu")(x)
+    model = keras.Model(inputs, layers.Conv2D(1, 1)(x))
+
+    @tf.function(autograph=False)
+    def step(x):
+        loss = tf.reduce_mean(model(x, training=True) ** 2)
+        return msg.gradients(loss, model.trainable_variables, checkpoints="50%")
+
+    step.get_concrete_function(tf.TensorSpec([32, 64, 64, 3]))
+    plan = msg.last_plan()
+    assert plan.predicted_peak_bytes <= plan.budget_bytes
+    assert max(plan.schedule.runs.values()) == 2
+
+
 @pytest.mark.parametrize("route", ROUTES)
 def test_gradients_are_stocks(route: str, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING, "memory_saving_gradients"):

@@ -30,9 +30,11 @@ from memory_saving_gradients.planners.budget import explored
 from memory_saving_gradients.planners.nested import Nested, plan_nested
 from memory_saving_gradients.planners.problem import Problem
 from memory_saving_gradients.schedule import (
+    NEVER,
     copies_by_slot,
     copy_slots,
     make_schedule,
+    reads_what_is_there,
     seconds_again,
 )
 from memory_saving_gradients.simulate import Timeline, simulate
@@ -215,8 +217,10 @@ class _Search:
         timeline = simulate(self._buffers, schedule)
         self._left -= len(timeline.steps)
         seconds = seconds_again(self._buffers.graph, schedule)
-        nested = Nested(kept, reruns, timeline.peak_bytes, seconds)
-        return _Plan(nested, timeline)
+        # A change may be sound by itself, and not after others.
+        possible = reads_what_is_there(self._buffers, schedule)
+        peak = timeline.peak_bytes if possible else NEVER
+        return _Plan(Nested(kept, reruns, peak, seconds), timeline)
 
 
 class _Run:
