@@ -24,7 +24,7 @@ _BRANCHES = frozenset("Case If StatelessCase StatelessIf".split())
 
 
 def side_outputs(op: tf.Operation, unknown_dim: int) -> dict[int, int]:
-    """For each output of a loop or branch that holds intermediates: how many bytes.
+    """For each output of a loop, branch or call that holds intermediates: its bytes.
 
     Args:
         op: Any op.
@@ -32,6 +32,8 @@ def side_outputs(op: tf.Operation, unknown_dim: int) -> dict[int, int]:
     """
     if op.type not in op_types.CALL_TYPES:
         return {}
+    if op.type not in op_types.LOOP_TYPES | _BRANCHES:
+        return _handed_out(op, unknown_dim)
     times = runs_of(op)
     states = _next_states(op)
     best: dict[int, int] = {}
@@ -123,6 +125,17 @@ def bytes_of(tensor: tf.Tensor, unknown_dim: int) -> int:
     for size in tensor.shape.as_list():
         count *= unknown_dim if size is None else size
     return int(count)
+
+
+def _handed_out(op: tf.Operation, unknown_dim: int) -> dict[int, int]:
+    """The same of a call: what loops and branches in it hold, it hands out."""
+    return {
+        number: _held(tensor, unknown_dim) if op.outputs[number].consumers() else 0
+        for body in tf_internals_bodies.bodies_of(op)
+        for number, tensor in enumerate(body.outputs[: len(op.outputs)])
+        if source_of(tensor).op.type in op_types.LOOP_TYPES | _BRANCHES
+        and tensor.dtype == tf.variant
+    }
 
 
 def _read_of_branch(op: tf.Operation, branch: int) -> set[int]:

@@ -168,3 +168,24 @@ def test_a_function_that_holds_the_whole_model_saves_like_its_inlined_twin(
     called, predicted = peaks(tf.function(whole, autograph=False))
     assert called <= 1.1 * inlined
     assert predicted == pytest.approx(called, rel=0.2)
+
+
+@pytest.mark.parametrize("checkpoints", ["memory", "100%"])
+def test_a_function_with_a_loop_holds_its_lists_for_each_call(checkpoints: str):
+    w = tf.Variable(tf.random.stateless_normal([256, 256], [1, 1]) / 16)
+
+    @tf.function
+    def looping(x):
+        for _ in tf.range(30):
+            x = tf.tanh(tf.nn.softplus(tf.sin(x) @ w) - x)
+        return x
+
+    @tf.function
+    def step(x):
+        with msg.GradientTape(checkpoints=checkpoints) as tape:
+            loss = tf.reduce_sum(looping(looping(looping(x))))
+        return tape.gradient(loss, w)
+
+    x = tf.random.stateless_normal([512, 256], [0, 1])
+    measured = mem_util.measure(step, x).above_rest_bytes["/cpu:0"]
+    assert 0.85 * measured <= msg.last_plan().predicted_peak_bytes <= 1.15 * measured
