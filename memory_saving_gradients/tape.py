@@ -36,7 +36,8 @@ class GradientTape(tf_internals.StockTape):
     stock's: TensorFlow makes another graph of the gradient that they take.
 
     Called eagerly it *is* the stock tape: the forward pass has already been run and
-    held when `gradient()` is called. A warning says so, once.
+    held when `gradient()` is called. A warning says so, once. (A `tf.function` that is
+    called meanwhile saves what it can inside.)
 
     Args:
         persistent: As in `tf.GradientTape`: whether `gradient()` may be called more
@@ -190,8 +191,8 @@ def _warn_once() -> None:
         _warned.set()
         warnings.warn(
             "`memory_saving_gradients.GradientTape` was used eagerly, where it is the "
-            "stock tape and saves nothing: the forward pass has been run and held "
-            "already. Put the forward pass and the call of `gradient()` into a "
-            "`tf.function`.",
+            "stock tape and saves nothing, but inside of the `tf.function`s that were "
+            "called: the forward pass has been run and held already. Put the forward "
+            "pass and the call of `gradient()` into a `tf.function`.",
             stacklevel=4,
         )
