@@ -38,6 +38,8 @@ SLOW_FILES = frozenset(
         "test_body_budgets.py",
         "test_called.py",
         "test_gpt3_layer.py",
+        "test_gradients_before.py",
+        "test_kept_inside.py",
         "test_looking_scripts.py",
         "test_measured.py",
         "test_nested.py",

@@ -108,6 +108,7 @@ def test_saved_and_replayed():
     assert again.recomputed_count == plan.recomputed_count
 
 
+@pytest.mark.slow
 def test_largest_batch_is_larger():
     model = tf.keras.Sequential([tf.keras.Input([WIDTH])])
     for _ in range(LAYERS):

@@ -161,10 +161,9 @@ def test_share_of_the_peak_of_stock_under_xla():
     for mode in ("stock", "memory"):
         built = build_gradients(workload, mode, jit=True)
         peaks.append(requested_bytes(lambda b=built: b.call(*workload.batch)).most)
-    # With TensorFlow 2.16 and 2.18 this network was seen to take 0.48 alone in its
-    # process, and 0.63 and 1.0 behind other tests, with the same copies in the compiled
-    # program (`test_copies_survive_xla`): the README does not promise more there.
-    share = 0.24 if VERSION >= (2, 20) else 1.0
+    # The XLA of TensorFlow 2.16 and 2.18 makes less of the same copies
+    # (`test_copies_survive_xla`): 0.64 and 0.65, where 2.21 takes 0.22.
+    share = 0.24 if VERSION >= (2, 20) else 0.7
     assert peaks[1] <= share * peaks[0]
 
 

@@ -167,6 +167,7 @@ def test_other_batches_than_the_one_assumed():
     assert again.predicted_peak_bytes > plan.predicted_peak_bytes
 
 
+@pytest.mark.slow
 def test_bodies_plan_for_themselves():
     def looped(weights: Any, inputs: list[tf.Tensor]) -> tf.Tensor:
         def body(i: tf.Tensor, y: tf.Tensor) -> Any:

@@ -53,6 +53,7 @@ def counted_calls() -> Iterator[Counter[str]]:
         sys.setprofile(before)
 
 
+@pytest.mark.slow
 def test_reading_and_writing_are_linear():
     calls = []
     for count in (25, 100):
