@@ -35,7 +35,7 @@ _STOCK, _PLANNED, _BUDGET = LINES[0], LINES[1], "#111111"
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 _MARKED = 0.005
-"""Kept tensors are marked from about this fraction of the stock peak on."""
+"""Kept tensors are marked from about this fraction of the planned peak on."""
 
 _NAME = 56
 """Characters of a name that the legend has room for."""
@@ -62,9 +62,13 @@ def figure(plan: Plan) -> Figure:
     unit, size = byte_unit(plan.stock_peak_bytes)
     longest = max(plan.stock.seconds, plan.timeline.seconds)
     second, time_unit = next((t for t in _TIMES if longest >= t[0]), _TIMES[-1])
-    runs = [("stock", plan.stock, _STOCK)]
-    if plan.timeline is not plan.stock:
+    runs = []
+    if plan.is_stock or plan.timeline is not plan.stock:
+        runs.append(("stock", plan.stock, _STOCK))
+    if not plan.is_stock:
         runs.append(("planned", plan.timeline, _PLANNED))
+    if len(runs) == 1 and not plan.is_stock:
+        _mark_stock(axes, plan, size)
     for label, timeline, color in runs:
         starts = _starts(plan, timeline, second)
         levels = [*timeline.live_bytes, *timeline.live_bytes[-1:]]
@@ -94,13 +98,21 @@ def figure(plan: Plan) -> Figure:
 
 def _title(plan: Plan) -> str:
     size = sizes_like(plan.stock_peak_bytes)
-    if plan.timeline is plan.stock:
+    if plan.is_stock:
         return textwrap.fill(f"One step, left as it was: {plan.reason}", _WIDE)
     return (
         f"One step, checkpoints: {plan.strategy}\n"
         f"{size(plan.predicted_peak_bytes)} instead of {size(plan.stock_peak_bytes)} "
         f"for {100 * plan.extra_fraction:.1f} % more work"
     )
+
+
+def _mark_stock(axes: Axes, plan: Plan, size: float) -> None:
+    """Stock's peak, where all that is recomputed is inside of bodies: the graph that
+    was simulated is the same, and there is no curve of its own."""
+    text = sizes_like(plan.stock_peak_bytes)(plan.stock_peak_bytes)
+    label = f"stock: peak {text}, with loops and the like that hold everything"
+    axes.axhline(plan.stock_peak_bytes / size, color=_STOCK, linewidth=1.6, label=label)
 
 
 def _starts(plan: Plan, timeline: Timeline, second: float) -> list[float]:
@@ -150,7 +162,7 @@ def _mark_kept(axes: Axes, plan: Plan, second: float, size: float) -> None:
     graph = plan.reading.graph
     held = set(plan.kept)
     # A round size: it is a rule of thumb, and stands in the legend.
-    least = 2 ** math.floor(math.log2(max(_MARKED * plan.stock_peak_bytes, 1)))
+    least = 2 ** math.floor(math.log2(max(_MARKED * plan.predicted_peak_bytes, 1)))
     unit, unit_size = byte_unit(least)
     large = [t for t in graph.tensors if t.name in held and t.bytes >= least]
     makers = {t.op for t in large}

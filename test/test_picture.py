@@ -119,3 +119,24 @@ def test_a_graph_that_was_left_as_it_was(
     assert title == f"One step, left as it was: {plan.reason}"
     budget = ["budget"] if checkpoints == "100%" else []
     assert [text.split(":")[0] for text in labels(drawing)] == ["stock", *budget]
+
+
+def test_where_all_is_saved_inside_stock_is_a_level():
+    @tf.function
+    def step(x):
+        with msg.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for _ in tf.range(20):
+                y = tf.tanh(tf.nn.softplus(tf.sin(y)))
+            loss = tf.reduce_sum(y)
+        return tape.gradient(loss, x)
+
+    step.get_concrete_function(tf.TensorSpec([64, 64]))
+    plan = msg.last_plan()
+    assert plan.timeline is plan.stock
+    (axes,) = figure(plan).axes
+    labels = [line.get_label() for line in axes.lines]
+    assert any(label.startswith("stock: peak") for label in labels)
+    assert any(label.startswith("planned: peak") for label in labels)
+    assert "instead of" in axes.get_title(loc="left")
