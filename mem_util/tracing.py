@@ -19,7 +19,7 @@ from mem_util.errors import NotReplayableError, ProfilerError, TraceFileError, s
 from mem_util.required import require_tensorflow
 from mem_util.trace_data import Trace
 
-__all__ = ["read_trace", "trace"]
+__all__ = ["profiler_files", "read_trace", "trace"]
 
 
 def trace(
@@ -143,11 +143,17 @@ def _locate(path: Path) -> tuple[Path, list[Path]]:
         raise TraceFileError(_wanted(path, "nothing of that name"))
     if path.is_file():
         return path, []
-    found = sorted(path.rglob("*.xplane.pb"), key=lambda p: (p.stat().st_mtime, p.name))
+    found = profiler_files(path)
     if not found:
         raise TraceFileError(_wanted(path, "a folder without any *.xplane.pb"))
     newest = found[-1]
     return newest, [f for f in found if f.parent == newest.parent and f != newest]
+
+
+def profiler_files(folder: Path) -> list[Path]:
+    """What the profiler left in a folder and those in it, the newest last."""
+    found = folder.rglob("*.xplane.pb")
+    return sorted(found, key=lambda file: (file.stat().st_mtime, file.name))
 
 
 def _step_stats(data: bytes, file: Path) -> Any:
