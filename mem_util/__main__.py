@@ -171,9 +171,13 @@ def _compare(given: argparse.Namespace) -> None:
         from mem_util.plot import Curve, draw_curves
 
         curves = [
-            Curve(f"{label} {name}", *traced.timeline(name).curve())
+            Curve(
+                f"{letter}: {label} {name}",
+                *traced.timeline(name).curve(),
+                dashed=letter == "B",
+            )
             for name in names
-            for label, traced in zip(labels, pair, strict=True)
+            for letter, label, traced in zip("AB", labels, pair, strict=True)
         ]
         draw_curves(given.png, curves, title="Live bytes")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from mem_util_fixtures import XSpaceBuilder, chain_metadata, gpu_metadata
 import mem_util
 from mem_util import TraceFileError
 from mem_util.__main__ import main
+from mem_util.plot import LINES
 
 
 @pytest.fixture
@@ -72,6 +74,18 @@ def test_compare(tmp_path, metadata_file, capsys):
 def test_compare_a_file_with_itself(metadata_file, capsys):
     assert main(["--compare", str(metadata_file), str(metadata_file)]) == 0
     assert capsys.readouterr().out.count("1.000") == 2
+
+
+def test_in_a_picture_of_equal_traces_both_are_seen(metadata_file, tmp_path):
+    svg = tmp_path / "both.svg"
+    given = ["--compare", str(metadata_file), str(metadata_file)]
+    assert main([*given, "--device", "cpu", "--png", str(svg)]) == 0
+    drawn = svg.read_text("utf-8")
+    for letter in "AB":
+        assert f"<!-- {letter}: {metadata_file} /cpu:0: peak" in drawn
+    color = r"stroke: (#\w+)"
+    dashed = {*re.findall(rf"stroke-dasharray: [1-9][^\"]*{color}", drawn)}
+    assert dashed == {LINES[1]}
 
 
 def test_device_without_data(metadata_file, capsys):
