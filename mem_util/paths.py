@@ -6,6 +6,8 @@ import os
 from os import PathLike
 from pathlib import Path
 
+from mem_util.errors import got
+
 __all__ = ["output_path", "picture_path", "png_by_default"]
 
 
@@ -26,8 +28,8 @@ def output_path(path: str | PathLike[str], where: str) -> Path:
     """
     if not isinstance(path, str | PathLike) or isinstance(os.fspath(path), bytes):
         raise TypeError(
-            f"`{where}`: `path` must be a string or a `pathlib.Path`, but got {path!r} "
-            f"of type {type(path).__name__}."
+            f"`{where}`: `path` must be a string or a `pathlib.Path`, but got "
+            f"{got(path)}."
         )
     file = Path(path)
     if not file.name or file.is_dir():

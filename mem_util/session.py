@@ -5,7 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from typing import Any
 
-from mem_util.errors import NoMemoryDataError
+from mem_util.errors import NoMemoryDataError, got
 from mem_util.paths import output_path
 from mem_util.run_metadata import read_run_metadata
 from mem_util.trace_data import PeakBytes, Trace
@@ -103,8 +103,7 @@ def plot_memory_timeline(
     if not callable(getattr(session, "run", None)):
         raise TypeError(
             "`mem_util.plot_memory_timeline`: `session` must be a "
-            f"`tf.compat.v1.Session`, but got {session!r} of type "
-            f"{type(session).__name__}. Without sessions take "
+            f"`tf.compat.v1.Session`, but got {got(session)}. Without sessions take "
             '`mem_util.trace(step, x).save_png("step.png")`.'
         )
     traced = trace_session(session, fetches, feed_dict)

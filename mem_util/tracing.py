@@ -16,6 +16,7 @@ from mem_util.allocator import (
     wait_for_devices,
 )
 from mem_util.errors import NotReplayableError, ProfilerError, TraceFileError, shortened
+from mem_util.measure import require_call
 from mem_util.required import require_tensorflow
 from mem_util.trace_data import Trace
 
@@ -46,14 +47,17 @@ def trace(
         The trace. Levels include what was alive before the call, if not replayed.
 
     Raises:
+        TypeError: `fn` cannot be called, or `warm_ups` is no int.
+        ValueError: `warm_ups` is negative.
         ProfilerError: another profiler is running, or it left nothing behind.
         RuntimeError: a graph is being built.
         MissingTensorFlowError: there is no TensorFlow.
     """
+    count = require_call(fn, warm_ups, "trace")
     require_eager("trace")
     import tensorflow as tf
 
-    for _ in range(warm_ups):
+    for _ in range(count):
         fn(*args, **kwargs)
     gc.collect()
     wait_for_devices()

@@ -64,6 +64,25 @@ def test_a_suffix_that_is_no_picture_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize("function", [mem_util.measure, mem_util.trace])
+def test_what_cannot_be_called_is_told_in_a_line(function):
+    with pytest.raises(TypeError, match=r"function to call.*\.\.\. of type Eager") as e:
+        function(tf.ones([100, 100]))
+    assert f"`{function.__name__}(step, x)`" in str(e.value)
+    assert len(str(e.value)) < 250 and "\n" not in str(e.value)
+    for count, kind in (("2", TypeError), (None, TypeError), (-1, ValueError)):
+        with pytest.raises(kind, match=rf"\.{function.__name__}`: `warm_ups` must be"):
+            function(len, [], warm_ups=count)
+
+
+def test_a_tensor_for_a_path_or_a_session_is_told_in_a_line(tmp_path: Path):
+    tensor = tf.ones([100, 100])
+    for path, session in ((tensor, None), (tmp_path / "a.json", tensor)):
+        with pytest.raises(TypeError, match=r"\.\.\. of type EagerTensor") as caught:
+            timeline_of(path, session)
+        assert len(str(caught.value)) < 250 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("function", [mem_util.measure, mem_util.trace])
 def test_in_a_graph_nothing_can_be_measured(function):
     with (
         tf.Graph().as_default(),
