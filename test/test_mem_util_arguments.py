@@ -29,6 +29,31 @@ def test_a_session_is_asked_for(tmp_path: Path):
         timeline_of(tmp_path / "u.json", None)
 
 
+@pytest.mark.parametrize("fetches", [[], (), {}, [[], {"a": ()}]])
+def test_something_to_fetch_is_asked_for(fetches, tmp_path: Path):
+    with (
+        v1.Session(graph=tf.Graph()) as session,
+        pytest.raises(
+            ValueError, match=r"line`: `fetches` must hold .* which is empty"
+        ),
+    ):
+        mem_util.plot_memory_timeline(tmp_path / "u.json", session, fetches)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [mem_util.peak_memory, mem_util.print_memory_timeline, mem_util.read_run_metadata],
+)
+def test_the_function_that_was_called_asks_for_metadata(function):
+    place = rf"^`mem_util\.{function.__name__}`: expected a RunMetadata or StepStats, "
+    with pytest.raises(TypeError, match=place + "but got None of .*run_metadata="):
+        function(None)
+    for path in ("file.pb", Path("file.pb")):
+        with pytest.raises(TypeError, match=place + r".*`mem_util\.read_trace\(path"):
+            function(path)
+
+
 @pytest.mark.parametrize("path", [None, 5, b"u.json"])
 def test_a_path_is_asked_for(path):
     with pytest.raises(TypeError, match=r"plot_memory_timeline`: `path` must be a str"):
