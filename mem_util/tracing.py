@@ -125,6 +125,9 @@ def read_trace(path: str | PathLike[str]) -> Trace:
     data = file.read_bytes()
     if not data:
         raise TraceFileError(_wanted(file, "an empty one"))
+    if data[:64].lstrip().startswith(b"{") and b'"traceEvents"' in data:
+        shown = "a Chrome trace, which is for Perfetto and chrome://tracing to show"
+        raise TraceFileError(_wanted(file, f"{shown}, and is not read back"))
     require_tensorflow("read_trace")
     if file.name.endswith(".xplane.pb"):
         from mem_util.tf_internals import new_xspace

@@ -122,6 +122,18 @@ def test_other_files(tmp_path, content, said):
         mem_util.read_trace(path)
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_chrome_trace_is_not_read_back(indent, metadata_file, tmp_path, capsys):
+    path = tmp_path / "step.json"
+    assert main([str(metadata_file), "--json", str(path)]) == 0
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=indent))
+    assert main([str(path)]) == 1
+    told = capsys.readouterr().err
+    for part in ("RunMetadata or StepStats", "a Chrome trace, which is for Perfetto"):
+        assert part in told
+    assert str(path) in told
+
+
 def test_missing_file_and_empty_folder(tmp_path):
     with pytest.raises(TraceFileError, match="nothing of that name"):
         mem_util.read_trace(tmp_path / "absent.pb")
