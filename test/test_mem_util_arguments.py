@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import subprocess
@@ -209,6 +210,14 @@ def test_times_that_are_missing_are_no_matter_of_peaks(caplog):
         assert not caplog.records
         mem_util.op_seconds(read_run_metadata(metadata))
     assert ["CUPTI" in record.message for record in caplog.records] == [True]
+
+
+def test_public_names_are_listed(monkeypatch: pytest.MonkeyPatch):
+    assert dir(mem_util) == sorted(mem_util.__all__)
+    assert "PeakMemory" in dir(mem_util)
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    found = dict(inspect.getmembers(mem_util))
+    assert set(found) == set(mem_util.__all__) - {"PeakMemory"}
 
 
 def test_old_python_is_said_clearly(monkeypatch: pytest.MonkeyPatch):
