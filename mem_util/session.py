@@ -78,6 +78,22 @@ def trace_session(session: Any, fetches: Any, feed_dict: Any = None) -> Trace:
     return read_run_metadata(run_metadata)
 
 
+def _require_step(session: Any, fetches: Any) -> None:
+    """Raises what is wrong with the arguments of `plot_memory_timeline`."""
+    if not callable(getattr(session, "run", None)):
+        raise TypeError(
+            "`mem_util.plot_memory_timeline`: `session` must be a "
+            f"`tf.compat.v1.Session`, but got {got(session)}. Without sessions take "
+            '`mem_util.trace(step, x).save_png("step.png")`.'
+        )
+    if _is_empty(fetches):
+        raise ValueError(
+            "`mem_util.plot_memory_timeline`: `fetches` must hold tensors or ops to "
+            f"run, but got {got(fetches)}, which is empty. Pass what you would pass to "
+            "`session.run`."
+        )
+
+
 def _is_empty(fetches: Any) -> bool:
     """Whether there is nothing in a structure, however it is nested."""
     if isinstance(fetches, Mapping):
@@ -109,18 +125,7 @@ def plot_memory_timeline(
         FileNotFoundError: its folder does not exist.
     """
     stem = output_path(path, "mem_util.plot_memory_timeline")
-    if not callable(getattr(session, "run", None)):
-        raise TypeError(
-            "`mem_util.plot_memory_timeline`: `session` must be a "
-            f"`tf.compat.v1.Session`, but got {got(session)}. Without sessions take "
-            '`mem_util.trace(step, x).save_png("step.png")`.'
-        )
-    if _is_empty(fetches):
-        raise ValueError(
-            "`mem_util.plot_memory_timeline`: `fetches` must hold tensors or ops to "
-            f"run, but got {got(fetches)}, which is empty. Pass what you would pass to "
-            "`session.run`."
-        )
+    _require_step(session, fetches)
     traced = trace_session(session, fetches, feed_dict)
     if stem.suffix in {".json", ".png"}:
         stem = stem.with_suffix("")
