@@ -5,6 +5,8 @@ Works with any TensorFlow program: v1 sessions (`peak_memory`, `plot_memory_time
 neither TensorFlow nor matplotlib; the functions do, when they are called.
 """
 
+import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from mem_util import required as _required
@@ -76,6 +78,13 @@ __all__ = [
     "write_chrome_trace",
     "write_costs",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names; `PeakMemory` where there is a TensorFlow to make it of, as
+    `help` and others get all that is listed."""
+    there = sys.modules.get("tensorflow") or find_spec("tensorflow")
+    return [name for name in __all__ if there or name != "PeakMemory"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from mem_util.costs import write_costs
 from mem_util.errors import MemUtilError
+from mem_util.paths import output_path, picture_path, png_by_default
 from mem_util.records import format_bytes
 from mem_util.text import summary, timeline_lines
 from mem_util.trace_data import Trace
-from mem_util.tracing import read_trace
+from mem_util.tracing import profiler_files, read_trace
 
 __all__ = ["main"]
 
@@ -72,9 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--json and --costs are of one TRACE, not of --compare")
     if len(given.traces) > 1 and (given.png or given.json or given.costs):
         parser.error("--png, --json and --costs are of one TRACE; or use --compare A B")
+    if problem := _overwritten(given):
+        parser.error(problem)
     # The notes are part of what is printed: do not say them twice.
     logging.getLogger("mem_util").setLevel(logging.ERROR)
     try:
+        _check_outputs(given)
         if given.compare:
             _compare(given)
             return 0
@@ -94,6 +98,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _failed(message: str) -> int:
     print(f"error: {message}", file=sys.stderr)
     return 1
+
+
+def _overwritten(given: argparse.Namespace) -> str | None:
+    """What is wrong where a file to write is one of those to read."""
+    outputs = {
+        "--png": given.png and png_by_default(Path(given.png)),
+        "--json": given.json and Path(given.json),
+        "--costs": given.costs and Path(given.costs),
+    }
+    for path in map(Path, given.compare or given.traces):
+        for read in profiler_files(path) if path.is_dir() else [path]:
+            for option, file in outputs.items():
+                if file and file.exists() and read.exists() and file.samefile(read):
+                    return (
+                        f"{option}: expected a file of its own, but got {file}, which "
+                        f"is the trace to read, {read}: name another"
+                    )
+    return None
+
+
+def _check_outputs(given: argparse.Namespace) -> None:
+    """Raises what is wrong with the files to write, before anything is printed."""
+    if given.png:
+        picture_path(given.png, "--png")
+    for option, path in (("--json", given.json), ("--costs", given.costs)):
+        if path:
+            output_path(path, option)
 
 
 def _count(text: str) -> int:
@@ -140,9 +171,13 @@ def _compare(given: argparse.Namespace) -> None:
         from mem_util.plot import Curve, draw_curves
 
         curves = [
-            Curve(f"{label} {name}", *traced.timeline(name).curve())
+            Curve(
+                f"{letter}: {label} {name}",
+                *traced.timeline(name).curve(),
+                dashed=letter == "B",
+            )
             for name in names
-            for label, traced in zip(labels, pair, strict=True)
+            for letter, label, traced in zip("AB", labels, pair, strict=True)
         ]
         draw_curves(given.png, curves, title="Live bytes")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "MemUtilError",
@@ -50,6 +51,14 @@ class NotReplayableError(MemUtilError, TypeError):
 def counted(count: int, noun: str) -> str:
     """`1 tensor`, `2 tensors`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def got(value: Any, limit: int = 60) -> str:
+    """`None of type NoneType`: a value for a message, in one line and cut if long."""
+    text = " ".join(repr(value).split())
+    if len(text) > limit:
+        text = f"{text[:limit]}..."
+    return f"{text} of type {type(value).__name__}"
 
 
 def shortened(names: Iterable[str], limit: int = 5) -> str:

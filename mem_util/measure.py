@@ -29,11 +29,19 @@ from mem_util.allocator import (
     require_eager,
     wait_for_devices,
 )
-from mem_util.errors import NotReplayableError
+from mem_util.errors import NotReplayableError, got
 from mem_util.records import format_bytes
 from mem_util.trace_data import PeakBytes, Trace
 
-__all__ = ["Measurement", "add_reason", "combine", "measure", "merge", "needs_replay"]
+__all__ = [
+    "Measurement",
+    "add_reason",
+    "combine",
+    "measure",
+    "merge",
+    "needs_replay",
+    "require_call",
+]
 
 
 @dataclass(frozen=True)
@@ -119,22 +127,7 @@ def measure(
         >>> taken.above_rest_bytes["/cpu:0"] >= 4_000_000
         True
     """
-    if not callable(fn):
-        raise TypeError(
-            "`mem_util.measure`: expected a function to call, but got "
-            f"{fn!r} of type {type(fn).__name__}. Give the function itself and its "
-            "arguments: `measure(step, x)`."
-        )
-    try:
-        count = operator.index(warm_ups)
-    except TypeError:
-        raise TypeError(
-            f"`mem_util.measure`: `warm_ups` must be an int, but got {warm_ups!r}."
-        ) from None
-    if count < 0:
-        raise ValueError(
-            f"`mem_util.measure`: `warm_ups` must be at least 0, but got {count}."
-        )
+    count = require_call(fn, warm_ups, "measure")
     require_eager("measure")
     for _ in range(count):
         fn(*args, **kwargs)
@@ -152,6 +145,39 @@ def measure(
     if not replayable or not needs_replay(taken, after):
         return taken
     return _replayed(taken, fn, args, kwargs)
+
+
+def require_call(fn: Any, warm_ups: Any, where: str) -> int:
+    """Checks what is to be called, and how often before it is looked at.
+
+    Args:
+        fn: what the user gave to call.
+        warm_ups: what the user gave as a number of calls.
+        where: the public function, for messages.
+
+    Returns:
+        The number of calls.
+
+    Raises:
+        TypeError: `fn` cannot be called, or `warm_ups` is no int.
+        ValueError: `warm_ups` is negative.
+    """
+    if not callable(fn):
+        raise TypeError(
+            f"`mem_util.{where}`: expected a function to call, but got {got(fn)}. Give "
+            f"the function itself and its arguments: `{where}(step, x)`."
+        )
+    try:
+        count = operator.index(warm_ups)
+    except TypeError:
+        raise TypeError(
+            f"`mem_util.{where}`: `warm_ups` must be an int, but got {got(warm_ups)}."
+        ) from None
+    if count < 0:
+        raise ValueError(
+            f"`mem_util.{where}`: `warm_ups` must be at least 0, but got {count}."
+        )
+    return count
 
 
 def combine(before: Counters, after: Counters, seconds: float) -> Measurement:

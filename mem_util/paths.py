@@ -6,7 +6,9 @@ import os
 from os import PathLike
 from pathlib import Path
 
-__all__ = ["output_path", "picture_path"]
+from mem_util.errors import got
+
+__all__ = ["output_path", "picture_path", "png_by_default"]
 
 
 def output_path(path: str | PathLike[str], where: str) -> Path:
@@ -26,8 +28,8 @@ def output_path(path: str | PathLike[str], where: str) -> Path:
     """
     if not isinstance(path, str | PathLike) or isinstance(os.fspath(path), bytes):
         raise TypeError(
-            f"`{where}`: `path` must be a string or a `pathlib.Path`, but got {path!r} "
-            f"of type {type(path).__name__}."
+            f"`{where}`: `path` must be a string or a `pathlib.Path`, but got "
+            f"{got(path)}."
         )
     file = Path(path)
     if not file.name or file.is_dir():
@@ -52,7 +54,7 @@ def picture_path(path: str | PathLike[str], where: str) -> Path:
         where: the public function that got it, with its package, for messages.
 
     Returns:
-        The same as a `Path`.
+        The path of the file that will be written.
 
     Raises:
         TypeError: it is no path.
@@ -62,12 +64,16 @@ def picture_path(path: str | PathLike[str], where: str) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    file = output_path(path, where)
+    file = png_by_default(output_path(path, where))
     kinds = FigureCanvasAgg(Figure()).get_supported_filetypes()
-    if file.suffix and file.suffix[1:].lower() not in kinds:
-        listed = ", ".join(f".{kind}" for kind in sorted(kinds))
+    if file.suffix[1:].lower() not in kinds:
         raise ValueError(
-            f"`{where}`: the suffix of `path` must be that of a picture ({listed}), "
-            f"but got {str(path)!r}."
+            f"`{where}`: the suffix of `path` must be that of a picture (.png, .svg, "
+            f".pdf or another that matplotlib writes), but got {str(path)!r}."
         )
     return file
+
+
+def png_by_default(file: Path) -> Path:
+    """The path of a picture, which is a PNG where the suffix does not say otherwise."""
+    return file if file.suffix else file.parent / f"{file.name.rstrip('.')}.png"

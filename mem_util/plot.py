@@ -49,11 +49,18 @@ class Curve:
         label: what the legend calls it.
         times: ascending; seconds, or steps, or a fraction of the step.
         live_bytes: the level from each time on, in bytes.
+        dashed: whether the line has gaps, through which one below it is seen.
     """
 
     label: str
     times: Sequence[float]
     live_bytes: Sequence[float]
+    dashed: bool = False
+
+    @property
+    def line_style(self) -> str:
+        """What matplotlib calls it."""
+        return "--" if self.dashed else "-"
 
 
 def draw_curves(
@@ -108,7 +115,15 @@ def curves_figure(
         peak = max(range(len(curve.times)), key=curve.live_bytes.__getitem__)
         at, level = curve.times[peak], curve.live_bytes[peak] / size
         label = f"{curve.label}: peak {format_bytes(curve.live_bytes[peak])}"
-        axes.plot([at], [level], "o-", color=color, markersize=7, label=label)
+        axes.plot(
+            [at],
+            [level],
+            f"o{curve.line_style}",
+            color=color,
+            markersize=7,
+            markerfacecolor="none" if curve.dashed else color,
+            label=label,
+        )
     style_axes(axes, f"live memory ({unit})")
     axes.set_xlabel(x_label)
     axes.margins(x=0.01)
@@ -141,4 +156,5 @@ def draw_level(axes: Axes, curve: Curve, size: float, color: str, fill: float) -
     times, levels = thin_curve(curve.times, curve.live_bytes)
     scaled = [level / size for level in levels]
     axes.fill_between(times, scaled, step="post", color=color, alpha=fill, linewidth=0)
-    axes.step(times, scaled, where="post", color=color, linewidth=1.4)
+    style = curve.line_style
+    axes.step(times, scaled, where="post", color=color, linewidth=1.4, linestyle=style)

@@ -20,15 +20,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from os import PathLike
 from typing import Any
 
 from mem_util.device_names import short_device_name
-from mem_util.errors import counted, shortened
+from mem_util.errors import counted, got, shortened
 from mem_util.progress import progress
 from mem_util.records import Record, Span
 from mem_util.trace_data import Trace, assemble
 
-__all__ = ["CUPTI_ADVICE", "read_run_metadata", "short_device_name"]
+__all__ = [
+    "CUPTI_ADVICE",
+    "read_run_metadata",
+    "read_step_stats",
+    "short_device_name",
+]
 
 CUPTI_ADVICE = (
     "CUPTI was not loaded, so there are no kernel times, only those of launching them. "
@@ -64,12 +70,24 @@ def read_run_metadata(run_metadata: Any) -> Trace:
     Raises:
         TypeError: it is neither of the two messages.
     """
+    return read_step_stats(run_metadata, "read_run_metadata")
+
+
+def read_step_stats(run_metadata: Any, where: str) -> Trace:
+    """`read_run_metadata` for the public function `where`, which errors then name."""
     step_stats = getattr(run_metadata, "step_stats", run_metadata)
     if not hasattr(step_stats, "dev_stats"):
+        advice = (
+            "Pass the object that was given to `session.run(..., run_metadata=...)`."
+        )
+        if isinstance(run_metadata, str | PathLike):
+            advice = (
+                "A file is read by `mem_util.read_trace(path)`; peaks are the "
+                "`peak_bytes` of what it returns."
+            )
         raise TypeError(
-            "`mem_util.read_run_metadata`: expected a RunMetadata or StepStats, but "
-            f"got {type(run_metadata).__name__}. Pass the object that was given to "
-            "`session.run(..., run_metadata=...)`."
+            f"`mem_util.{where}`: expected a RunMetadata or StepStats, but got "
+            f"{got(run_metadata)}. {advice}"
         )
     reader = _Reader(step_stats)
     reader.read()

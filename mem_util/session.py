@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from mem_util.errors import NoMemoryDataError
+from mem_util.errors import NoMemoryDataError, got
 from mem_util.paths import output_path
-from mem_util.run_metadata import read_run_metadata
+from mem_util.run_metadata import read_run_metadata, read_step_stats
 from mem_util.trace_data import PeakBytes, Trace
 
 __all__ = ["peak_memory", "plot_memory_timeline", "trace_session"]
@@ -27,6 +28,7 @@ def peak_memory(run_metadata: Any) -> PeakBytes:
 
     Raises:
         NoMemoryDataError: there are no allocations on any device.
+        TypeError: it is no `RunMetadata`.
 
     Example:
         >>> from google.protobuf import text_format
@@ -40,7 +42,7 @@ def peak_memory(run_metadata: Any) -> PeakBytes:
         >>> peak_memory(metadata)
         {'/cpu:0': 64}
     """
-    peaks = read_run_metadata(run_metadata).peak_bytes
+    peaks = read_step_stats(run_metadata, "peak_memory").peak_bytes
     if not peaks:
         raise NoMemoryDataError(
             "`mem_util.peak_memory`: expected allocation records, but got "
@@ -76,6 +78,29 @@ def trace_session(session: Any, fetches: Any, feed_dict: Any = None) -> Trace:
     return read_run_metadata(run_metadata)
 
 
+def _require_step(session: Any, fetches: Any) -> None:
+    """Raises what is wrong with the arguments of `plot_memory_timeline`."""
+    if not callable(getattr(session, "run", None)):
+        raise TypeError(
+            "`mem_util.plot_memory_timeline`: `session` must be a "
+            f"`tf.compat.v1.Session`, but got {got(session)}. Without sessions take "
+            '`mem_util.trace(step, x).save_png("step.png")`.'
+        )
+    if _is_empty(fetches):
+        raise ValueError(
+            "`mem_util.plot_memory_timeline`: `fetches` must hold tensors or ops to "
+            f"run, but got {got(fetches)}, which is empty. Pass what you would pass to "
+            "`session.run`."
+        )
+
+
+def _is_empty(fetches: Any) -> bool:
+    """Whether there is nothing in a structure, however it is nested."""
+    if isinstance(fetches, Mapping):
+        fetches = list(fetches.values())
+    return isinstance(fetches, list | tuple) and all(map(_is_empty, fetches))
+
+
 def plot_memory_timeline(
     path: str | PathLike[str], session: Any, fetches: Any, feed_dict: Any = None
 ) -> Trace:
@@ -96,17 +121,11 @@ def plot_memory_timeline(
     Raises:
         NoMemoryDataError: there are neither allocations nor op times to draw.
         TypeError: `path` is no path, or `session` no session.
-        ValueError: `path` names no file.
+        ValueError: `path` names no file, or `fetches` is empty.
         FileNotFoundError: its folder does not exist.
     """
     stem = output_path(path, "mem_util.plot_memory_timeline")
-    if not callable(getattr(session, "run", None)):
-        raise TypeError(
-            "`mem_util.plot_memory_timeline`: `session` must be a "
-            f"`tf.compat.v1.Session`, but got {session!r} of type "
-            f"{type(session).__name__}. Without sessions take "
-            '`mem_util.trace(step, x).save_png("step.png")`.'
-        )
+    _require_step(session, fetches)
     traced = trace_session(session, fetches, feed_dict)
     if stem.suffix in {".json", ".png"}:
         stem = stem.with_suffix("")

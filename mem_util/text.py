@@ -7,7 +7,7 @@ from typing import Any
 
 from mem_util.errors import NoMemoryDataError, counted
 from mem_util.records import Timeline, format_bytes
-from mem_util.run_metadata import read_run_metadata
+from mem_util.run_metadata import read_step_stats
 from mem_util.trace_data import Trace
 
 __all__ = ["print_memory_timeline", "summary", "timeline_lines"]
@@ -27,8 +27,9 @@ def print_memory_timeline(
     Raises:
         MissingDeviceError: the device has no allocations; the message says why.
         NoMemoryDataError: none has any.
+        TypeError: it is no `RunMetadata`.
     """
-    traced = read_run_metadata(run_metadata)
+    traced = read_step_stats(run_metadata, "print_memory_timeline")
     if not traced.timelines and device is None:
         reasons = [f"{name}: {why}" for name, why in traced.missing.items()]
         raise NoMemoryDataError(

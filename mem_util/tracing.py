@@ -16,10 +16,11 @@ from mem_util.allocator import (
     wait_for_devices,
 )
 from mem_util.errors import NotReplayableError, ProfilerError, TraceFileError, shortened
+from mem_util.measure import require_call
 from mem_util.required import require_tensorflow
 from mem_util.trace_data import Trace
 
-__all__ = ["read_trace", "trace"]
+__all__ = ["profiler_files", "read_trace", "trace"]
 
 
 def trace(
@@ -46,14 +47,17 @@ def trace(
         The trace. Levels include what was alive before the call, if not replayed.
 
     Raises:
+        TypeError: `fn` cannot be called, or `warm_ups` is no int.
+        ValueError: `warm_ups` is negative.
         ProfilerError: another profiler is running, or it left nothing behind.
         RuntimeError: a graph is being built.
         MissingTensorFlowError: there is no TensorFlow.
     """
+    count = require_call(fn, warm_ups, "trace")
     require_eager("trace")
     import tensorflow as tf
 
-    for _ in range(warm_ups):
+    for _ in range(count):
         fn(*args, **kwargs)
     gc.collect()
     wait_for_devices()
@@ -121,6 +125,9 @@ def read_trace(path: str | PathLike[str]) -> Trace:
     data = file.read_bytes()
     if not data:
         raise TraceFileError(_wanted(file, "an empty one"))
+    if data[:64].lstrip().startswith(b"{") and b'"traceEvents"' in data:
+        shown = "a Chrome trace, which is for Perfetto and chrome://tracing to show"
+        raise TraceFileError(_wanted(file, f"{shown}, and is not read back"))
     require_tensorflow("read_trace")
     if file.name.endswith(".xplane.pb"):
         from mem_util.tf_internals import new_xspace
@@ -143,11 +150,17 @@ def _locate(path: Path) -> tuple[Path, list[Path]]:
         raise TraceFileError(_wanted(path, "nothing of that name"))
     if path.is_file():
         return path, []
-    found = sorted(path.rglob("*.xplane.pb"), key=lambda p: (p.stat().st_mtime, p.name))
+    found = profiler_files(path)
     if not found:
         raise TraceFileError(_wanted(path, "a folder without any *.xplane.pb"))
     newest = found[-1]
     return newest, [f for f in found if f.parent == newest.parent and f != newest]
+
+
+def profiler_files(folder: Path) -> list[Path]:
+    """What the profiler left in a folder and those in it, the newest last."""
+    found = folder.rglob("*.xplane.pb")
+    return sorted(found, key=lambda file: (file.stat().st_mtime, file.name))
 
 
 def _step_stats(data: bytes, file: Path) -> Any:

@@ -2,6 +2,7 @@
 # Sourced by the scripts beside it: one virtual environment for all of them.
 #
 #   show_help "$0" "${1-}"    prints the script's head comment on --help and ends
+#   any_python                prints a Python for what needs nothing installed
 #   ensure_venv EXTRA         makes the environment with that extra of setup.py, or
 #                             takes it as it is when it is complete; sets VENV_PYTHON
 #
@@ -51,6 +52,14 @@ find_python() {
     "(Debian and Ubuntu: install python3-venv). Set PYTHON to one."
 }
 
+# That of the environment or, where there is none yet, the one it would be made from.
+any_python() {
+  local python=${MSG_VENV:-$ROOT/.venv}/bin/python
+  if [[ -x $python ]]; then echo "$python"; else newest_python; fi
+}
+
+newest_python() { find_python "${MSG_NEWEST_PYTHON-13}"; }
+
 default_tensorflow() {
   case "$(uname -s)-$(uname -m)" in
     Linux-x86_64) echo 'tensorflow-cpu>=2.16' ;;
@@ -63,7 +72,7 @@ make_venv() {
   [[ -x $1/bin/python ]] && "$1/bin/python" -c 'import pip' 2>/dev/null && return
   [[ ! -e $1 || -e $1/pyvenv.cfg ]] || die "$1 exists and is no virtual environment"
   local python
-  python=$(find_python "${MSG_NEWEST_PYTHON-13}")
+  python=$(newest_python)
   say "making a virtual environment in $1 ($("$python" --version))"
   "$python" -m venv --clear "$1"
 }

@@ -82,10 +82,16 @@ FULL = Setting(
 STOCK_BYTES_PER_IMAGE_AND_LAYER = 76_000  # measured, for the choice of the batch
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+def parse(
+    arguments: list[str] | None = None, with_suite: bool = False
+) -> argparse.Namespace:
+    """The command line; or, `with_suite`, that of `test/run_all_tests.sh`."""
     parser = command_line(__doc__)
     add = parser.add_argument
+    if with_suite:
+        # The shell script knows --no-suite by its whole name alone.
+        parser.prog, parser.allow_abbrev = "run_all_tests.sh", False
+        add("--no-suite", action="store_true", help="leaves out the suite")
     add("--quick", action="store_true", help="the small setting")
     add("--out", type=Path, default=Path("out"), help="folder of the results (out)")
     add("--batch", type=count(), help="images in a batch of the ResNets")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -53,9 +55,36 @@ def test_run_all_tests_explains_itself_from_any_folder(tmp_path: Path):
         [script, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert "./run_all_tests.sh" in done.stdout
-    for flag in ("--quick", "--no-suite", "--out"):
-        assert flag in done.stdout
     assert "set -euo" not in done.stdout
+    last = subprocess.run([script, "--quick", "-h"], capture_output=True, text=True)
+    assert last.stdout == done.stdout
+
+
+def test_run_all_tests_lists_what_it_hands_on(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        compare_depths.parse(["--help"], with_suite=True)
+    options = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    head = (ROOT / "test" / "run_all_tests.sh").read_text("utf-8")
+    assert options >= {"--no-suite", "--quick", "--lengths"}
+    assert set(re.findall(r"^#   (--[a-z-]+)", head, re.MULTILINE)) == options
+
+
+def test_run_all_tests_tells_a_wrong_argument_first(tmp_path: Path):
+    """Before there is an environment, and with a Python that has nothing installed."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    python.chmod(0o755)
+    venv = tmp_path / "venv"
+    for wrong in ("--bogus", "--rounds=0", "--no-s"):
+        done = subprocess.run(
+            [ROOT / "test" / "run_all_tests.sh", "--no-suite", wrong],
+            env=os.environ | {"MSG_VENV": str(venv), "PYTHON": str(python)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2 and not venv.exists()
+        assert done.stderr.startswith("usage: run_all_tests.sh [-h] [--no-suite]")
+        assert "\nrun_all_tests.sh: error: " in done.stderr
 
 
 def test_run_all_tests_hands_its_arguments_on(tmp_path: Path):
@@ -74,16 +103,22 @@ def test_run_all_tests_hands_its_arguments_on(tmp_path: Path):
     def called(*arguments: str) -> list[str]:
         script = checkout / "test" / "run_all_tests.sh"
         command = ["bash", script, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command,
+            env=os.environ | {"MSG_VENV": str(python.parents[1])},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return done.stdout.splitlines()
 
     compare = f"called: {checkout}/scripts/compare_depths.py"
     # What it would be told is checked before the suite takes its time.
-    check = "called: -c import compare_depths; compare_depths.parse()"
+    check = "called: -c import compare_depths; compare_depths.parse(with_suite=True)"
     suite = "called: -m pytest -n 2 --dist worksteal"
     assert called() == [check, suite, f"{compare} --out {checkout}/out"]
     assert called("--no-suite", "--quick", "--out", "x") == [
-        f"{check} --quick --out x",
+        f"{check} --no-suite --quick --out x",
         f"{compare} --quick --out x",
     ]
 

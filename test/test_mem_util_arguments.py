@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import subprocess
@@ -27,6 +28,31 @@ def timeline_of(path, session):
 def test_a_session_is_asked_for(tmp_path: Path):
     with pytest.raises(TypeError, match=r"`session` must be .* got None of type None"):
         timeline_of(tmp_path / "u.json", None)
+
+
+@pytest.mark.parametrize("fetches", [[], (), {}, [[], {"a": ()}]])
+def test_something_to_fetch_is_asked_for(fetches, tmp_path: Path):
+    with (
+        v1.Session(graph=tf.Graph()) as session,
+        pytest.raises(
+            ValueError, match=r"line`: `fetches` must hold .* which is empty"
+        ),
+    ):
+        mem_util.plot_memory_timeline(tmp_path / "u.json", session, fetches)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [mem_util.peak_memory, mem_util.print_memory_timeline, mem_util.read_run_metadata],
+)
+def test_the_function_that_was_called_asks_for_metadata(function):
+    place = rf"^`mem_util\.{function.__name__}`: expected a RunMetadata or StepStats, "
+    with pytest.raises(TypeError, match=place + "but got None of .*run_metadata="):
+        function(None)
+    for path in ("file.pb", Path("file.pb")):
+        with pytest.raises(TypeError, match=place + r".*`mem_util\.read_trace\(path"):
+            function(path)
 
 
 @pytest.mark.parametrize("path", [None, 5, b"u.json"])
@@ -61,6 +87,25 @@ def test_a_suffix_that_is_no_picture_is_named(tmp_path: Path):
     traced.save_png(tmp_path / "x.SVG")
     traced.save_png(str(tmp_path / "bare"))
     assert {path.name for path in tmp_path.iterdir()} == {"x.SVG", "bare.png"}
+
+
+@pytest.mark.parametrize("function", [mem_util.measure, mem_util.trace])
+def test_what_cannot_be_called_is_told_in_a_line(function):
+    with pytest.raises(TypeError, match=r"function to call.*\.\.\. of type Eager") as e:
+        function(tf.ones([100, 100]))
+    assert f"`{function.__name__}(step, x)`" in str(e.value)
+    assert len(str(e.value)) < 250 and "\n" not in str(e.value)
+    for count, kind in (("2", TypeError), (None, TypeError), (-1, ValueError)):
+        with pytest.raises(kind, match=rf"\.{function.__name__}`: `warm_ups` must be"):
+            function(len, [], warm_ups=count)
+
+
+def test_a_tensor_for_a_path_or_a_session_is_told_in_a_line(tmp_path: Path):
+    tensor = tf.ones([100, 100])
+    for path, session in ((tensor, None), (tmp_path / "a.json", tensor)):
+        with pytest.raises(TypeError, match=r"\.\.\. of type EagerTensor") as caught:
+            timeline_of(path, session)
+        assert len(str(caught.value)) < 250 and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("function", [mem_util.measure, mem_util.trace])
@@ -165,6 +210,14 @@ def test_times_that_are_missing_are_no_matter_of_peaks(caplog):
         assert not caplog.records
         mem_util.op_seconds(read_run_metadata(metadata))
     assert ["CUPTI" in record.message for record in caplog.records] == [True]
+
+
+def test_public_names_are_listed(monkeypatch: pytest.MonkeyPatch):
+    assert dir(mem_util) == sorted(mem_util.__all__)
+    assert "PeakMemory" in dir(mem_util)
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    found = dict(inspect.getmembers(mem_util))
+    assert set(found) == set(mem_util.__all__) - {"PeakMemory"}
 
 
 def test_old_python_is_said_clearly(monkeypatch: pytest.MonkeyPatch):

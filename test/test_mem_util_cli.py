@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from mem_util_fixtures import XSpaceBuilder, chain_metadata, gpu_metadata
 import mem_util
 from mem_util import TraceFileError
 from mem_util.__main__ import main
+from mem_util.plot import LINES
 
 
 @pytest.fixture
@@ -74,6 +76,18 @@ def test_compare_a_file_with_itself(metadata_file, capsys):
     assert capsys.readouterr().out.count("1.000") == 2
 
 
+def test_in_a_picture_of_equal_traces_both_are_seen(metadata_file, tmp_path):
+    svg = tmp_path / "both.svg"
+    given = ["--compare", str(metadata_file), str(metadata_file)]
+    assert main([*given, "--device", "cpu", "--png", str(svg)]) == 0
+    drawn = svg.read_text("utf-8")
+    for letter in "AB":
+        assert f"<!-- {letter}: {metadata_file} /cpu:0: peak" in drawn
+    color = r"stroke: (#\w+)"
+    dashed = {*re.findall(rf"stroke-dasharray: [1-9][^\"]*{color}", drawn)}
+    assert dashed == {LINES[1]}
+
+
 def test_device_without_data(metadata_file, capsys):
     assert main([str(metadata_file), "--device", "/gpu:3"]) == 1
     assert "no data for device /gpu:3" in capsys.readouterr().err
@@ -108,6 +122,18 @@ def test_other_files(tmp_path, content, said):
         mem_util.read_trace(path)
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_chrome_trace_is_not_read_back(indent, metadata_file, tmp_path, capsys):
+    path = tmp_path / "step.json"
+    assert main([str(metadata_file), "--json", str(path)]) == 0
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=indent))
+    assert main([str(path)]) == 1
+    told = capsys.readouterr().err
+    for part in ("RunMetadata or StepStats", "a Chrome trace, which is for Perfetto"):
+        assert part in told
+    assert str(path) in told
+
+
 def test_missing_file_and_empty_folder(tmp_path):
     with pytest.raises(TraceFileError, match="nothing of that name"):
         mem_util.read_trace(tmp_path / "absent.pb")
@@ -137,10 +163,51 @@ def test_one_bad_trace_does_not_hide_the_others(metadata_file, tmp_path, capsys)
     assert "missing.pb" in told.err and "conv_2" in told.out
 
 
-@pytest.mark.parametrize("name", ["no_folder/b.png", "b.xyz"])
+@pytest.mark.parametrize("name", ["no_folder/b.png", "b.xyz", "b.json"])
 def test_a_picture_that_cannot_be_written(name, metadata_file, tmp_path, capsys):
-    assert main([str(metadata_file), "--png", str(tmp_path / name)]) == 1
-    assert "error: cannot write" in capsys.readouterr().err
+    """It is told before the table, as one that would have to be read again."""
+    for given in ([str(metadata_file)], ["--compare", *[str(metadata_file)] * 2]):
+        assert main([*given, "--png", str(tmp_path / name)]) == 1
+        told = capsys.readouterr()
+        assert told.err.startswith("error: cannot write: `--png`: ")
+        assert told.out == "" and ".tiff" not in told.err
+
+
+@pytest.mark.parametrize("option", ["--png", "--json", "--costs"])
+@pytest.mark.parametrize("name", ["run_metadata.pb", "run_metadata.png", "link"])
+def test_no_trace_is_written_over(option, name, metadata_file, tmp_path, capsys):
+    path = metadata_file.rename(tmp_path / "run_metadata.png")
+    before = path.read_bytes()
+    (tmp_path / "run_metadata.pb").hardlink_to(path)
+    (tmp_path / "link.png").symlink_to(path)
+    (tmp_path / "link").symlink_to(path)
+    cases = [[str(path)]]
+    if option == "--png":
+        cases += [["--compare", str(tmp_path / "other"), str(path)]]
+        cases += [["--compare", str(path), str(tmp_path / "other")]]
+    for given in cases:
+        with pytest.raises(SystemExit) as stopped:
+            main([*given, option, str(tmp_path / name)])
+        assert stopped.value.code == 2
+        told = capsys.readouterr()
+        assert f"{option}: expected a file of its own" in told.err and not told.out
+    assert path.read_bytes() == before
+
+
+def test_a_picture_beside_its_trace_may_have_its_name(metadata_file, tmp_path):
+    path = metadata_file.rename(tmp_path / "step")
+    assert main([str(path), "--png", str(path)]) == 0
+    assert {file.name for file in tmp_path.iterdir()} == {"step", "step.png"}
+
+
+def test_no_file_of_a_profiler_is_written_over(tmp_path, capsys):
+    file = tmp_path / "run" / "host.xplane.pb"
+    file.parent.mkdir()
+    file.write_bytes(b"as it was")
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "--json", str(file)])
+    assert "--json: expected a file of its own" in capsys.readouterr().err
+    assert file.read_bytes() == b"as it was"
 
 
 def test_a_reader_that_has_seen_enough(metadata_file):
