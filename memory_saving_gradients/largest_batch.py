@@ -126,8 +126,8 @@ def max_batch_size(
 
     What fits is told by the simulated peaks, to the byte: no headroom is left. An
     allocator hands out chunks that are larger than what was asked for, mostly by a few
-    percent, and keeps what it had for other things. So where the budget is all that a
-    device has, ask for a tenth less.
+    percent (by up to a sixth where ops run several times), and keeps what it had for
+    other things. So where the budget is all that a device has, ask for a fifth less.
 
     Args:
         fn_or_model: As in `plan`.

@@ -11,7 +11,8 @@ batches of just that size, run, and measured by `mem_util`.
   of budget   measured over budget; the script fails if that is above 1
 
 Allocators hand out chunks that are larger than what was asked for, mostly by a few
-percent. `--headroom` is what is left to that: it is not planned with.
+percent, by more where ops run several times. `--headroom` is what is left to that: it
+is not planned with.
 
 Examples:
   largest_batch.py                             an MLP in 64 MiB, in less than a minute
@@ -50,7 +51,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     known = ", ".join(MODEL_NAMES)
     add("model", nargs="?", default="mlp", help=f"one of {known} (mlp)")
     add("--budget", default="64MiB", help="what the peak may be above rest (64MiB)")
-    add("--headroom", type=count(0, 50), default=10, help="percent of it (10)")
+    add("--headroom", type=count(0, 50), default=20, help="percent of it (20)")
     add("--scale", type=positive, default=0.25, help="size of the model (0.25)")
     add("--out", type=Path, help="folder for largest_batch.json")
     options = parser.parse_args(arguments)

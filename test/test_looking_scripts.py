@@ -35,7 +35,7 @@ def test_what_is_said_to_fit_is_measured_to_fit(
     batches = [row["batch"] for row in rows]
     assert 0 < 2 * batches[0] < batches[1] <= batches[2]
     for row in rows:
-        assert 0.8 < row["measured_bytes"] / row["predicted_bytes"] < 1.11
+        assert 0.8 < row["measured_bytes"] / row["predicted_bytes"] < 1.2
     assert "40MiB" in capsys.readouterr().out
 
 
