@@ -87,6 +87,11 @@ class Budget:
                 '`memory_saving_gradients.Budget`: `device` must be a name like "GPU:0"'
                 f", but got {self.device!r}."
             )
+        if not isinstance(self.consumed, bool):
+            raise CheckpointError(
+                "`memory_saving_gradients.Budget`: `consumed` must be True or False, "
+                f"but got {self.consumed!r}."
+            )
 
     @property
     def above_rest(self) -> bool:

@@ -160,10 +160,16 @@ def _too_little(
     least = timeline.peak_bytes
     size = sizes_like(stock)
     is_plain = budget.above_rest and not budget.is_share
-    left = "" if is_plain else f", which is {size(allowed.bytes)} above rest"
+    alike = sizes_like(allowed.bytes)
+    is_near = alike(least) == alike(allowed.bytes)  # only bytes tell one from the other
+    allows = f"{allowed.bytes} bytes" if is_near else size(allowed.bytes)
+    needs = f"{least} bytes (" if is_near else f"{size(least)} ({least} bytes; "
+    left = f", which is {allows} above rest"
+    if is_plain:
+        left = f" ({allows})" if is_near else ""
     error: BudgetError = BudgetError(
         f"No plan keeps to {budget}{left}. The lowest peak that was found is "
-        f"{size(least)} ({least} bytes; stock's is {size(stock)}), reached "
+        f"{needs}stock's is {size(stock)}), reached "
         f"{'while recomputing' if step.copy else 'at'} {op.type} {op.name}"
         f"{_largest(timeline, reading, size)}. Allow that much, or make what is alive "
         "then smaller: activations by a smaller batch, gradients by fewer weights."

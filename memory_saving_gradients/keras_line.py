@@ -235,8 +235,10 @@ def _advice(plan: Plan) -> str:
             "budget."
         )
     return (
-        "A budget counts activations and gradients; what is measured has what the "
-        "optimizer needs for a moment in it. Give a smaller budget."
+        "A budget counts what activations and gradients ask for; what is measured has "
+        "in it what allocators hand out beyond that (on a CPU mostly the cause: their "
+        "chunks are larger) and what the optimizer needs for a moment. Give a smaller "
+        "budget."
     )
 
 

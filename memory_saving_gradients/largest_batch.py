@@ -9,6 +9,10 @@ with it, the gradients of weights do not. So
 
 Small sizes may lie on another line, that of the weights' gradients. So recomputing
 strategies begin at what fits for stock, which costs nothing to find: no plan is needed.
+
+The peak of a budget is the lowest that its planners can reach, ops recomputed several
+times included. A few of them run again (`planners.again`) is a matter of the budget, of
+which no line tells. So plans of somewhat larger batches are tried at the end.
 """
 
 from __future__ import annotations
@@ -22,9 +26,14 @@ import tensorflow as tf
 from memory_saving_gradients.budgeted import allowance
 from memory_saving_gradients.checkpoints import Auto, Budget, Checkpoints
 from memory_saving_gradients.dry_run import Subject
-from memory_saving_gradients.errors import CheckpointError, MemorySavingGradientsError
+from memory_saving_gradients.errors import (
+    BudgetError,
+    CheckpointError,
+    MemorySavingGradientsError,
+)
 from memory_saving_gradients.plan import Plan
 from memory_saving_gradients.planners.budget import explored
+from memory_saving_gradients.planners.nested import plan_nested
 from memory_saving_gradients.trials import Trials
 from memory_saving_gradients.wording import columns, percent, sizes_like
 
@@ -35,6 +44,13 @@ _SMALL = (8, 16)
 
 _STEP = 3
 """... and so many times what fits for stock is the second size for what recomputes."""
+
+_MOST = 2**24
+"""Examples beyond which nothing is looked at: TensorFlow counts with 32 bits in shapes,
+where a batch is multiplied by lengths."""
+
+_PARTS = 32
+"""The budget's batch is the largest but for one of so many parts of it."""
 
 _STOCK = Budget("100%")
 
@@ -48,7 +64,8 @@ class FittingBatch:
 
     Attributes:
         name: "stock", "memory" or "budget".
-        batch_size: The largest batch that fits; 0 if not even one example does.
+        batch_size: The largest batch that fits; 0 if not even one example does, and
+            2^24 if that many or more do.
         peak_bytes: The simulated peak at that size, in bytes above rest.
         extra_fraction: What is computed twice there, as a fraction of the forward and
             backward work, estimated.
@@ -72,7 +89,8 @@ class FittingBatches:
         budget_bytes: What the peak may be, in bytes above rest.
         stock: Of the graph as it is.
         memory: With `checkpoints="memory"`.
-        budget: With `checkpoints=` the budget itself: no other strategy fits more.
+        budget: With `checkpoints=` the budget itself: no other strategy fits more. Some
+            ops may be recomputed several times; the extra work says what that costs.
     """
 
     budget_bytes: int
@@ -86,7 +104,7 @@ class FittingBatches:
         rows = [
             (
                 row.name,
-                str(row.batch_size),
+                f">= {_MOST}" if row.batch_size == _MOST else str(row.batch_size),
                 size(row.peak_bytes) if row.batch_size else "-",
                 size(round(row.bytes_per_example)),
                 percent(row.extra_fraction if row.batch_size else None),
@@ -108,8 +126,8 @@ def max_batch_size(
 
     What fits is told by the simulated peaks, to the byte: no headroom is left. An
     allocator hands out chunks that are larger than what was asked for, mostly by a few
-    percent, and keeps what it had for other things. So where the budget is all that a
-    device has, ask for a tenth less.
+    percent (by up to a sixth where ops run several times), and keeps what it had for
+    other things. So where the budget is all that a device has, ask for a fifth less.
 
     Args:
         fn_or_model: As in `plan`.
@@ -122,14 +140,16 @@ def max_batch_size(
             are taken as they are for every size: what counts is how ops compare.
 
     Returns:
-        The largest batch of stock, of `"memory"` and of the budget as `checkpoints=`,
-        each op recomputed at most once: a little more may fit if some are more often.
+        The largest batch of stock, of `"memory"` and of the budget as `checkpoints=`.
+        Under a budget some ops are recomputed several times where that lets more fit,
+        and its batch is the largest that `plan` keeps to it to within 4 %.
+        Batches of more than 2^24 examples are not looked at.
 
     Raises:
         CheckpointError: `budget` is none.
         CostError: `cost` holds no measured times.
         MemorySavingGradientsError, TypeError: As in `plan`; or no input has an open
-            first dimension.
+            first dimension, or TensorFlow cannot build batches of a size that fits.
 
     Example:
         >>> import keras
@@ -156,11 +176,13 @@ def max_batch_size(
     stock = studies.row("stock", _of_stock, _STOCK, exactly, _SMALL)
     fits = stock.batch_size
     sizes = (fits, _STEP * fits) if fits else _SMALL
+    if sizes[1] > _MOST:
+        sizes = (fits // _STEP, fits)
     return FittingBatches(
         allowed,
         stock,
         studies.row("memory", _of_memory, Auto("memory"), exactly, sizes),
-        studies.row("budget", _least, exactly, exactly, sizes),
+        studies.row("budget", _lowest, exactly, exactly, sizes),
     )
 
 
@@ -188,11 +210,14 @@ def _of_memory(trials: Trials, limit: Budget) -> int:
     return _peak(trials.plan(Auto("memory")), limit)
 
 
-def _least(trials: Trials, limit: Budget) -> int:
-    """The lowest peak that the planner of budgets finds."""
-    problems = [study.as_asked(limit).problem for study in trials.studies()]
-    found = [explored(problem, (1,)).least_bytes for problem in problems]
-    return min(least for least in found if least is not None)  # stock is always there
+def _lowest(trials: Trials, limit: Budget) -> int:
+    """The lowest peak that the planners of budgets reach."""
+    peaks = []
+    for study in trials.studies():
+        problem = study.as_asked(limit).problem
+        once = explored(problem, (1,)).least_bytes
+        peaks += [plan_nested(problem, 1).peak_bytes] + ([once] if once else [])
+    return min(peaks)
 
 
 def _peak(plan: Plan, limit: Budget) -> int:
@@ -212,8 +237,28 @@ class _Studies:
     def at(self, batch_size: int) -> Trials:
         """The gradient for batches of this size."""
         if batch_size not in self._known:
-            self._known[batch_size] = self._subject.trials(batch_size)
+            self._known[batch_size] = self._traced(batch_size)
         return self._known[batch_size]
+
+    def _traced(self, batch_size: int) -> Trials:
+        """The same, newly traced.
+
+        Raises:
+            MemorySavingGradientsError: Some shape is more than TensorFlow can count,
+                though smaller batches were built.
+        """
+        trials = self._subject.trials(batch_size)
+        try:
+            trials.studies()
+        except (ValueError, tf.errors.InvalidArgumentError) as error:
+            if not self._known or isinstance(error, MemorySavingGradientsError):
+                raise
+            raise MemorySavingGradientsError(
+                "`memory_saving_gradients.max_batch_size`: a batch of "
+                f"{batch_size} examples might fit into the budget, but TensorFlow "
+                f"cannot build one ({error}). Give a smaller budget."
+            ) from error
+        return trials
 
     def row(
         self,
@@ -228,15 +273,31 @@ class _Studies:
         found = _largest(lambda size: peak_of(self.at(size), limit), allowed, sizes)
         if found.fits == 0:
             return FittingBatch(name, 0, 0, 0.0, found.slope, found.start)
-        plan = self.at(found.fits).plan(keep)
-        return FittingBatch(
-            name,
-            found.fits,
-            _peak(plan, limit),
-            plan.extra_fraction,
-            found.slope,
-            found.start,
-        )
+        fits = found.fits if keep is not limit else self._beyond(found.fits, limit)
+        plan = self.at(fits).plan(keep, quietly=True)
+        peak, extra = _peak(plan, limit), plan.extra_fraction
+        return FittingBatch(name, fits, peak, extra, found.slope, found.start)
+
+    def _beyond(self, fits: int, limit: Budget) -> int:
+        """The largest batch that plans keep to the budget, from one that is known."""
+        step = width = max(fits // _PARTS, 1)
+        while self._keeps_to(limit, fits + width):
+            fits, width = fits + width, 2 * width
+        while width > step:
+            width //= 2
+            if self._keeps_to(limit, fits + width):
+                fits += width
+        return fits
+
+    def _keeps_to(self, limit: Budget, batch_size: int) -> bool:
+        """Whether a plan for batches of this size keeps to the budget."""
+        if batch_size > _MOST:
+            return False
+        try:
+            self.at(batch_size).plan(limit, quietly=True)
+        except BudgetError:
+            return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -264,6 +325,7 @@ def _largest(
             guess = max(int((allowed - start) / slope), low)
         else:  # Gradients of weights are all that counts so far.
             guess = _STEP * max(peaks) if fitting else low
+        guess = min(guess, _MOST)
         if others:
             guess = min(guess, others[0] - 1)
         if guess == low:

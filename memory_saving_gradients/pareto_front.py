@@ -10,8 +10,9 @@ import tensorflow as tf
 from memory_saving_gradients import doors
 from memory_saving_gradients.autodiff import as_list, parse_setting
 from memory_saving_gradients.body_rules import BodyRule
-from memory_saving_gradients.checkpoints import Auto
+from memory_saving_gradients.checkpoints import Auto, Budget
 from memory_saving_gradients.errors import (
+    CheckpointError,
     EagerExecutionError,
     MemorySavingGradientsError,
 )
@@ -67,9 +68,29 @@ class Pareto:
         """The graph as it is: the highest peak and no extra time."""
         return self.points[-1]
 
-    def within(self, budget_bytes: float) -> ParetoPoint | None:
-        """The plan of least extra time under a budget; None if there is none."""
-        fitting = [p for p in self.points if p.peak_bytes <= budget_bytes]
+    def within(self, budget: float | str | Budget) -> ParetoPoint | None:
+        """The plan of least extra time under a budget; None if there is none.
+
+        Args:
+            budget: A number of bytes, a size such as `"4GiB"`, a share of stock's peak,
+                `"50%"`, or a `Budget` of such.
+
+        Raises:
+            CheckpointError: It is none of these.
+        """
+        if isinstance(budget, float):
+            allowed = budget
+        else:
+            limit = budget if isinstance(budget, Budget) else Budget(budget)
+            if limit.consumed or not limit.above_rest:
+                raise CheckpointError(
+                    "`memory_saving_gradients.Pareto.within` expects a budget above "
+                    "rest for who holds all gradients, as the peaks of the front are, "
+                    f"but got {limit!r}. Give bytes or a share, such as "
+                    '"4GiB" or "50%".'
+                )
+            allowed = limit.allowed(self.stock.peak_bytes)
+        fitting = [p for p in self.points if p.peak_bytes <= allowed]
         return fitting[-1] if fitting else None
 
     def __str__(self) -> str:
@@ -106,6 +127,9 @@ def pareto(
 
     Call it where `gradients` would be called, while a graph is built. The gradient is
     built in a copy of the graph, which is dropped: the graph is left as it was.
+
+    Every op is recomputed at most once. Budgets below the lowest peak of the front may
+    be kept all the same by running some ops several times: ask `plan` for one of those.
 
     What can be saved inside loops, branches and called functions is in the figures. On
     large graphs it takes some ten times as long as the plan of one budget.

@@ -194,7 +194,7 @@ def _first_difference(there: _Lines, here: _Lines) -> str:
     said += f"the plan has {old}, here is {new}."
     if at < shorter:
         one, other = there.meaning[at], here.meaning[at]
-        if one[0] == other[0] and one[2:] == other[2:]:
+        if _same_but_sizes(there, here):
             said += (
                 " Only dtypes or shapes differ: plan for the batch that will come "
                 "(`batch_size=` of `plan`, or its specs)."
@@ -202,6 +202,14 @@ def _first_difference(there: _Lines, here: _Lines) -> str:
         elif one[:2] == other[:2]:
             said += " They read different things."
     return said
+
+
+def _same_but_sizes(there: _Lines, here: _Lines) -> bool:
+    """Whether dtypes and shapes are all that differs."""
+    return len(there.meaning) == len(here.meaning) and all(
+        one[0] == other[0] and one[2:] == other[2:]
+        for one, other in zip(there.meaning, here.meaning, strict=True)
+    )
 
 
 def rerun_lines(schedule: Schedule, reading: Reading) -> tuple[str, ...]:

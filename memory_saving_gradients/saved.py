@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from memory_saving_gradients.errors import CheckpointError, shortened
+from memory_saving_gradients.wording import counted, sizes_like
 
 __all__ = ["SavedPlan", "fingerprint"]
 
@@ -23,7 +24,7 @@ _FORMAT = "plan of memory_saving_gradients"
 _VERSION = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SavedPlan:
     """A plan without the graph it was made for: what `Plan.from_json` returns.
 
@@ -61,6 +62,15 @@ class SavedPlan:
     recomputed: tuple[str, ...]
     reruns: tuple[str, ...]
     graph: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        size = sizes_like(self.stock_peak_bytes)
+        return (
+            f"SavedPlan({self.strategy!r}: predicted peak "
+            f"{size(self.predicted_peak_bytes)} instead of stock's "
+            f"{size(self.stock_peak_bytes)}, {counted(len(self.kept), 'tensor')} kept, "
+            f"{counted(len(self.recomputed), 'op')} of {len(self.graph)} recomputed)"
+        )
 
     @cached_property
     def fingerprint(self) -> str:

@@ -73,16 +73,22 @@ class Trials:
         ops = self.stock.reading.ops
         return all(op.type not in op_types.CALL_TYPES for op in ops)
 
-    def plan(self, checkpoints: Checkpoints) -> Plan:
+    def plan(self, checkpoints: Checkpoints, *, quietly: bool = False) -> Plan:
         """The plan that somebody would get.
+
+        Args:
+            checkpoints: What to keep.
+            quietly: Whether nothing is logged.
 
         Raises:
             BudgetError: Nothing keeps to the budget.
         """
         if isinstance(checkpoints, Budget):
-            return plan_of(self.under(self.rule_for(checkpoints)), checkpoints)
+            study = self.under(self.rule_for(checkpoints))
+            return plan_of(study, checkpoints, quietly=quietly)
         speed = isinstance(checkpoints, Auto) and checkpoints.mode == "speed"
-        return plan_of(self.under(SPEED if speed else MEMORY), checkpoints)
+        study = self.under(SPEED if speed else MEMORY)
+        return plan_of(study, checkpoints, quietly=quietly)
 
     def rule_for(self, budget: Budget) -> BodyRule:
         """The rule under which a budget costs least; if none does, that of the lowest

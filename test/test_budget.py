@@ -77,6 +77,12 @@ def test_a_total_is_no_share_and_a_device_is_a_name():
         msg.Budget(device=0)
 
 
+@pytest.mark.parametrize("consumed", ["yes", 1, None])
+def test_consumed_is_a_bool(consumed: object):
+    with pytest.raises(msg.CheckpointError, match="`consumed` must be True or False"):
+        msg.Budget("4GiB", consumed=consumed)
+
+
 def test_parsed_once_at_the_edge():
     assert parse("40%", ["memory"]) == msg.Budget("40%")
     assert parse(msg.Budget(5), ["memory"]) == msg.Budget(5)
@@ -160,6 +166,21 @@ def test_what_cannot_be_done_names_the_least_and_what_sets_it():
     assert "saving_helpers.py" in str(e.value)
     assert msg.last_plan() is None
     assert planned(msg.Budget(least)).predicted_peak_bytes <= least
+
+
+def test_a_budget_just_below_the_least_is_told_in_bytes():
+    weights = [tf.Variable(fixed(WIDTH, WIDTH)) for _ in range(3 * LAYERS)]
+    x = tf.TensorSpec([2048, WIDTH])
+
+    def refused(budget: object) -> msg.BudgetError:
+        with pytest.raises(msg.BudgetError) as e:
+            msg.plan(lambda x: network(weights, [x]), x, checkpoints=budget)
+        return e.value
+
+    needed = refused("1%").least_bytes
+    told = str(refused(msg.Budget(needed - 1)))
+    assert f"({needed - 1} bytes). The lowest peak that was found" in told
+    assert f"is {needed} bytes (stock's is" in told
 
 
 def test_below_what_single_recomputation_needs_ops_run_several_times():

@@ -16,6 +16,7 @@ import memory_saving_gradients as msg
 from mem_util.allocator import read_counters
 from memory_saving_gradients import tf_internals_data
 from memory_saving_gradients.keras_batch import batch_size_of
+from memory_saving_gradients.keras_line import _advice
 
 WIDTH = 64
 
@@ -190,6 +191,12 @@ def test_fit_warns_of_a_step_that_took_more_than_its_budget(count: int) -> None:
     plan = msg.last_plan()
     assert plan is not None
     assert plan.is_stock
+
+
+def test_what_is_beyond_a_budget_has_two_causes() -> None:
+    model = dense()
+    plan = msg.plan(model, checkpoints="50%", batch_size=64)
+    assert "larger) and what the optimizer needs" in _advice(plan)
 
 
 def test_arrays_say_how_large_a_batch_is() -> None:

@@ -81,6 +81,18 @@ def test_a_budget_gets_the_best_point_within(front: msg.Pareto):
     assert front.within(front.points[0].peak_bytes - 1) is None
 
 
+def test_a_budget_of_the_front_may_be_in_words(front: msg.Pareto):
+    half = front.within(0.5 * front.stock.peak_bytes)
+    assert front.within("50%") == front.within(msg.Budget("50%")) == half
+    assert front.within("1GiB") == front.stock
+    for wrong in (None, "half", [5], True):
+        with pytest.raises(msg.CheckpointError):
+            front.within(wrong)
+    for wrong in (msg.Budget(total="1GiB"), msg.Budget("50%", consumed=True)):
+        with pytest.raises(msg.CheckpointError, match="expects a budget above rest"):
+            front.within(wrong)
+
+
 def test_the_table_names_what_is_marked(front: msg.Pareto):
     for word in ("stock", "memory", "speed", "knee", "least", "90%"):
         assert word in str(front)

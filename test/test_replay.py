@@ -351,6 +351,15 @@ def test_the_same_text_in_every_process():
 # -- the text --------------------------------------------------------------------------
 
 
+def test_printed_it_is_a_line():
+    saved = msg.Plan.from_json(saved_text())
+    assert str(saved) == repr(saved)
+    assert str(saved).startswith("SavedPlan('memory': predicted peak ")
+    assert f"{len(saved.kept)} tensors kept" in str(saved)
+    assert f"{len(saved.recomputed)} ops of {len(saved.graph)}" in str(saved)
+    assert len(str(saved)) < 200
+
+
 def test_the_text_is_for_people():
     text = saved_text()
     plan = json.loads(text)
@@ -484,6 +493,9 @@ def test_another_graph_is_refused(change: dict[str, Any], words: str):
         built(saved, **change)
     message = str(caught.value)
     assert "made for another graph" in message
+    # An unknown size and another precision bring ops of their own.
+    resized = change.get("shape") == (ROWS // 2, WIDTH)
+    assert ("Only dtypes or shapes differ" in message) == resized
     assert "Build the graph as it was when the plan was saved, or plan anew" in message
     assert msg.last_plan() is None
 
@@ -497,6 +509,13 @@ def test_a_longer_graph_is_refused():
         msg.PlanMismatchError, match=r"the plan has no more ops, here is `last = Tanh"
     ):
         built(saved, forward=longer)
+
+
+def test_another_width_with_a_layer_more_is_not_taken_for_another_batch():
+    saved = msg.Plan.from_json(saved_text())
+    with pytest.raises(msg.PlanMismatchError) as caught:
+        built(saved, shape=(ROWS // 2, WIDTH), layers=LAYERS + 1)
+    assert "Only dtypes or shapes differ" not in str(caught.value)
 
 
 def test_other_gradients_of_the_same_forward_pass_are_refused():

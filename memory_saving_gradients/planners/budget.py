@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from memory_saving_gradients.planners.exchange import Search
 from memory_saving_gradients.planners.front import Front
-from memory_saving_gradients.planners.memory import lowest_peak
+from memory_saving_gradients.planners.memory import finished, lowest_peak
 from memory_saving_gradients.planners.problem import Problem
 from memory_saving_gradients.planners.refine import lower_peak
 from memory_saving_gradients.planners.segments import Segments
@@ -146,7 +146,10 @@ def _lowest(
     """The lowest peaks that can be found: where to begin if nothing fits. (`memory`
     thinks of those, too, who consume gradients at once.)"""
     found = []
-    for kept in (lowest_peak(problem), min(modes, key=modes.__getitem__)):
+    lowest = lowest_peak(problem)
+    # What `memory` makes of it may lie lower still.
+    front.see(Sweep(problem.buffers, finished(problem, lowest)))
+    for kept in (lowest, min(modes, key=modes.__getitem__)):
         sweep = Sweep(problem.buffers, kept)
         front.see(sweep)
         lower_peak(problem, sweep, sweep.work + problem.effort // 2, weight=0)

@@ -31,7 +31,7 @@ from memory_saving_gradients.planners.refine import (
 from memory_saving_gradients.planners.settled import masks_of_dear_draws
 from memory_saving_gradients.sweep import Sweep
 
-__all__ = ["lowest_peak", "plan_memory"]
+__all__ = ["finished", "lowest_peak", "plan_memory"]
 
 _LADDER = 8
 """Bounds tried between the least feasible one and twice as much."""
@@ -51,7 +51,11 @@ _STARTS = 8
 def plan_memory(problem: Problem) -> frozenset[int]:
     """Makes the peak as low as this module can, then keeps masks of random draws as far
     as the peak rises by little, then gives back time."""
-    kept = lowest_peak(problem)
+    return finished(problem, lowest_peak(problem))
+
+
+def finished(problem: Problem, kept: frozenset[int]) -> frozenset[int]:
+    """Steps 4 and 5 of the module's outline, from what `lowest_peak` keeps."""
     if kept == problem.everything:
         return kept
     sweep = Sweep(problem.buffers, kept)
