@@ -12,6 +12,7 @@ import pytest
 
 import zoo
 import zoo_measure
+from measuring import requested_bytes
 from zoo_models import BY_HAND, architectures
 
 SAMPLE = {
@@ -26,7 +27,7 @@ SAMPLE = {
 @pytest.mark.parametrize("name", SAMPLE)
 def test_gradients_are_those_of_stock_in_less_memory(name: str):
     subject = zoo_measure.specimen(name, SAMPLE[name])
-    row = zoo_measure.examine(subject, "memory", runs=1)
+    row = zoo_measure.examine(subject, "memory", 1, requested_bytes)
     assert row["wrong"] == []
     assert row["exact"]["equal_bits"]
     assert row["plans"] == (2 if name == "GAN" else 1)
