@@ -167,8 +167,9 @@ class Timeline:
     def requested_curve(self) -> tuple[list[int], list[int]]:
         """Times in nanoseconds, and from each on the bytes alive that ops asked for.
 
-        Chunks may be up to twice as large as what was asked for, this takes them to be
-        exactly that. What was alive before the trace is left out, also when it goes.
+        Chunks may be up to twice as large as what was asked for; here they count as if
+        they were not larger. What was alive before the trace is left out, also when it
+        goes.
         """
         changes = []
         for buffer in self.buffers:

@@ -212,12 +212,10 @@ def _of_memory(trials: Trials, limit: Budget) -> int:
 
 def _lowest(trials: Trials, limit: Budget) -> int:
     """The lowest peak that the planners of budgets reach."""
-    peaks = []
-    for study in trials.studies():
-        problem = study.as_asked(limit).problem
-        once = explored(problem, (1,)).least_bytes
-        peaks += [plan_nested(problem, 1).peak_bytes] + ([once] if once else [])
-    return min(peaks)
+    problems = [study.as_asked(limit).problem for study in trials.studies()]
+    once = [explored(problem, (1,)).least_bytes for problem in problems]
+    often = [plan_nested(problem, 1).peak_bytes for problem in problems]
+    return min(least for least in (*once, *often) if least is not None)
 
 
 def _peak(plan: Plan, limit: Budget) -> int:

@@ -65,10 +65,10 @@ def figure(plan: Plan) -> Figure:
     runs = []
     if plan.is_stock or plan.timeline is not plan.stock:
         runs.append(("stock", plan.stock, _STOCK))
+    else:
+        _mark_stock(axes, plan, size)
     if not plan.is_stock:
         runs.append(("planned", plan.timeline, _PLANNED))
-    if len(runs) == 1 and not plan.is_stock:
-        _mark_stock(axes, plan, size)
     for label, timeline, color in runs:
         starts = _starts(plan, timeline, second)
         levels = [*timeline.live_bytes, *timeline.live_bytes[-1:]]

@@ -113,7 +113,7 @@ def examine(
     subject: Specimen,
     checkpoints: str,
     runs: int = 5,
-    peaks_of: Callable[[Callable[[], Any], int], Spread] = peak_bytes,
+    measure: Callable[[Callable[[], Any], int], Spread] = peak_bytes,
 ) -> dict[str, Any]:
     """The figures of one architecture.
 
@@ -121,7 +121,7 @@ def examine(
         subject: The architecture.
         checkpoints: "memory" or "speed".
         runs: Of which the worst peak counts.
-        peaks_of: Measures them: by the allocator's count, or by what was asked for
+        measure: Measures them: by the allocator's count, or by what was asked for
             (`requested_bytes`), which does not depend on what the process did before.
     """
     plans: list[msg.Plan] = []
@@ -129,7 +129,7 @@ def examine(
     stock = _Step(subject, slots, tf.GradientTape)
     new = _Step(subject, slots, _noting(checkpoints, plans))
     reference, again, ours = stock.gradients(), stock.gradients(), new.gradients()
-    peaks = [peaks_of(step, runs) for step in (stock, new)]
+    peaks = [measure(step, runs) for step in (stock, new)]
     with without_meta_optimizer():
         plain = stock.gradients()
         exact = _compare(plain, [stock.gradients()], new.gradients())

@@ -19,6 +19,7 @@ from memory_saving_gradients.keras_batch import batch_size_of
 from memory_saving_gradients.keras_line import _advice
 
 WIDTH = 64
+VERSION = tuple(map(int, tf.__version__.split(".")[:2]))
 
 Dataset = tf.data.Dataset
 
@@ -133,7 +134,10 @@ def test_fit_plans_for_the_batches_of_a_dataset(budget: str) -> None:
     assert plan.reading.unknown_dim == 512
     known = msg.plan(dense(), checkpoints=budget, batch_size=512)
     # A graph of unknown sizes has ops of its own: with TensorFlow 2.16 another plan.
-    assert plan.predicted_peak_bytes == pytest.approx(known.predicted_peak_bytes, 0.02)
+    tolerance = 0.0 if VERSION >= (2, 20) else 0.02
+    assert plan.predicted_peak_bytes == pytest.approx(
+        known.predicted_peak_bytes, rel=tolerance, abs=0
+    )
     assert plan.recomputed and plan.predicted_peak_bytes < plan.stock_peak_bytes * 0.6
 
 
